@@ -1,0 +1,27 @@
+"""The trajectory knowledge base: keys searched by faiss, values memory-mapped beside them, numpy in and numpy out.
+
+Written once by ``KnowledgeBaseWriter``, read by ``KnowledgeBase``. On disk it is a folder::
+
+    manifest.json     what it holds, which networks made it, sha256 of the other files
+    keys.faiss        key z_k of every entry, in a faiss index
+    values.npy        value x_v of every entry, float32 (size, *value_shape)
+    labels.npy        label of every entry, int64 (size,)
+
+Row i of the three files is entry i. This package knows nothing of ``rapid``, torch or images.
+"""
+
+from .errors import CorruptKnowledgeBase, ForeignKnowledgeBase, KnowledgeBaseError
+from .keys import Neighbours
+from .knowledge_base import KnowledgeBase
+from .manifest import Manifest
+from .writer import KnowledgeBaseWriter
+
+__all__ = [
+    "CorruptKnowledgeBase",
+    "ForeignKnowledgeBase",
+    "KnowledgeBase",
+    "KnowledgeBaseError",
+    "KnowledgeBaseWriter",
+    "Manifest",
+    "Neighbours",
+]

@@ -1,0 +1,160 @@
+"""Bundles: a folder with networks, knowledge base and settings that belong together, checked by content hashes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+import rapid
+from index import KnowledgeBase, KnowledgeBaseError
+from rapid.config import Settings
+from rapid.errors import InputError
+from rapid.files import content_hash, write_json
+from rapid.models import Autoencoder, Denoiser, TrajectoryEncoder
+
+CONFIG = "config.json"
+PRIVACY = "privacy.json"
+Kind = Literal["public", "private"]
+
+
+class PublicData(BaseModel):
+    """What the public stage was trained on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sources: tuple[str, ...]
+    classes: tuple[str, ...]
+    pre_training: int
+    reference: int
+    fingerprint: str
+
+
+class BundleConfig(BaseModel):
+    """Content of `config.json`.
+
+    `networks` holds the sha256 of each network's folder. In a private bundle `denoiser` is the privately trained one,
+    and `public_denoiser` the one that makes queries and that the knowledge base was built with.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = 1
+    kind: Kind
+    rapid: str = rapid.__version__
+    settings: Settings
+    classes: tuple[str, ...]
+    public: PublicData
+    networks: dict[str, str]
+
+
+class Bundle:
+    """An opened bundle. Networks are loaded when asked for."""
+
+    def __init__(self, path: Path, config: BundleConfig, privacy: dict[str, Any] | None) -> None:
+        self.path = path
+        self.config = config
+        self.privacy = privacy
+
+    @classmethod
+    def open(cls, path: Path, argument: str, kind: Kind | None = None) -> Bundle:
+        """Open a finished bundle and check that its parts belong together.
+
+        Args:
+            path: the folder.
+            argument: the command-line argument that named it, for messages.
+            kind: what is expected, if it matters.
+
+        Raises:
+            InputError: missing, unfinished, damaged, or of the other kind.
+        """
+        config = _read_config(path, argument)
+        if kind is not None and config.kind != kind:
+            hint = {
+                "public": "give the folder that build-kb wrote",
+                "private": "give the folder that train-private wrote",
+            }[kind]
+            raise InputError(f"{argument} {path}: is a {config.kind} bundle, expected a {kind} one; {hint}")
+        for name, expected in config.networks.items():
+            if not (path / name).is_dir() or content_hash(path / name) != expected:
+                raise InputError(
+                    f"{argument} {path}: {name}/ is missing or not the one that the bundle was written with; "
+                    "copy the bundle again"
+                )
+        privacy = _read_json(path / PRIVACY, argument) if config.kind == "private" else None
+        return cls(path, config, privacy)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that the bundle was made with."""
+        return self.config.settings
+
+    def autoencoder(self) -> Autoencoder:
+        """The autoencoder, in evaluation mode."""
+        return Autoencoder.load(self.path / "autoencoder")
+
+    def denoiser(self) -> Denoiser:
+        """The denoiser that samples: of a private bundle, the privately trained one."""
+        return Denoiser.load(self.path / "denoiser")
+
+    def public_denoiser(self) -> Denoiser:
+        """The denoiser that was trained on public images only, and makes the queries."""
+        return Denoiser.load(self.path / ("public_denoiser" if self.config.kind == "private" else "denoiser"))
+
+    def encoder(self) -> TrajectoryEncoder:
+        """The trajectory encoder."""
+        return TrajectoryEncoder.load(self.path / "encoder")
+
+    def knowledge_base(self) -> KnowledgeBase:
+        """The knowledge base.
+
+        Raises:
+            InputError: missing, damaged, or made by other networks.
+        """
+        networks = knowledge_base_networks(self.config)
+        try:
+            return KnowledgeBase.open(self.path / "knowledge_base", networks)
+        except KnowledgeBaseError as error:
+            raise InputError(f"{self.path / 'knowledge_base'}: {error}") from None
+
+
+def knowledge_base_networks(config: BundleConfig) -> dict[str, str]:
+    """The networks that must have made the knowledge base of a bundle: name to content hash."""
+    public_denoiser = "public_denoiser" if config.kind == "private" else "denoiser"
+    names = {"autoencoder": "autoencoder", "denoiser": public_denoiser, "encoder": "encoder"}
+    return {role: config.networks[folder] for role, folder in names.items()}
+
+
+def write_config(path: Path, config: BundleConfig) -> None:
+    """Write `config.json`, the last file of a bundle: with it the bundle counts as finished."""
+    write_json(path / CONFIG, config.model_dump(mode="json"))
+
+
+def is_finished(path: Path) -> bool:
+    """Whether `path` holds a finished bundle."""
+    return (path / CONFIG).is_file()
+
+
+def _read_config(path: Path, argument: str) -> BundleConfig:
+    if not path.is_dir():
+        raise InputError(f"{argument} {path}: is not a folder; give one that build-kb or train-private wrote")
+    if not is_finished(path):
+        unfinished = (path / "checkpoints").is_dir()
+        reason = "is not finished; run its command again with --resume" if unfinished else f"is no bundle (no {CONFIG})"
+        raise InputError(f"{argument} {path}: {reason}")
+    try:
+        return BundleConfig.model_validate(_read_json(path / CONFIG, argument))
+    except ValidationError:
+        raise InputError(f"{argument} {path}: {CONFIG} is damaged or of another version of rapid") from None
+
+
+def _read_json(path: Path, argument: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise InputError(f"{argument} {path}: is missing or damaged; copy the bundle again") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{argument} {path}: is damaged; copy the bundle again")
+    return content

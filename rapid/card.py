@@ -1,0 +1,70 @@
+"""The words that go with a bundle: model cards and the privacy statement in plain language."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rapid.bundle import BundleConfig
+
+_RETRIEVAL = {
+    "rapid": "late denoising steps, trained from retrieved public intermediates (Eq. 5 of the RAPID paper)",
+    "late": "late denoising steps, trained with Gaussian noise",
+    "ldm": "all denoising steps, trained with the plain diffusion loss",
+}
+
+
+def privacy_in_words(statement: dict[str, Any]) -> str:
+    """The content of `privacy.json` as a few sentences."""
+    epsilon, delta = statement["epsilon"], statement["delta"]
+    return (
+        f"The model is ({epsilon:.3g}, {delta:.2g})-differentially private with respect to the "
+        f"{statement['dataset_size']:,} private images: whether any one image was among them changes the probability "
+        f"of every possible outcome by a factor of at most e^{epsilon:.3g}, except for a probability of "
+        f"{delta:.2g}. This holds for the model and for all images made with it, however many. "
+        f"Adjacency: {statement['adjacency']}; unit: {statement['unit']}; accountant: {statement['accountant']}. "
+        "The number of private images and the list of classes count as public. Choosing settings by looking at the "
+        "private images is not covered."
+    )
+
+
+def public_card(config: BundleConfig) -> str:
+    """Model card of a public bundle, Markdown."""
+    settings, public = config.settings, config.public
+    return f"""# Public bundle ({settings.preset})
+
+Made by rapid {config.rapid} from public images only: {", ".join(public.sources)} ({public.pre_training:,} images to
+train the networks, {public.reference:,} others for the knowledge base; the split is in `split.npz`).
+
+Latents: {"x".join(str(n) for n in settings.latent_shape)}. Query at step k = {settings.retrieval.k}, value at step
+v = {settings.retrieval.v}, of T = {settings.schedule.timesteps}.
+Classes: {", ".join(config.classes) or "none (unlabelled)"}.
+
+It holds no private information. Next: `rapid train-private --base THIS --private PATH --epsilon 1 --out DIR`.
+"""
+
+
+def private_card(config: BundleConfig, statement: dict[str, Any]) -> str:
+    """Model card of a private bundle, Markdown."""
+    settings, public = config.settings, config.public
+    return f"""# Synthetic images with differential privacy
+
+{privacy_in_words(statement)}
+
+| | |
+|---|---|
+| epsilon, delta | {statement["epsilon"]}, {statement["delta"]:.3g} (by RDP: {statement["epsilon_rdp"]}) |
+| noise_multiplier | {statement["noise_multiplier"]:.4g} |
+| sample_rate, steps | {statement["sample_rate"]:.4g}, {statement["steps"]} |
+| clip_norm | {statement["clip_norm"]} |
+| noise | {statement["noise_source"]} |
+| made | {statement["created"]}, rapid {config.rapid} |
+
+What was trained privately: {_RETRIEVAL[settings.private.objective]}. Everything else comes from public images
+({", ".join(public.sources)}): autoencoder, encoder, knowledge base, and the denoiser that makes queries.
+Classes: {", ".join(config.classes) or "none (unconditional)"}.
+
+Use: `rapid generate --model THIS --count 100 --out images.npz`, or `rapid serve --model THIS`.
+
+Not for: facts about single people, or conclusions that rest on rare cases; differential privacy hides exactly these.
+Synthetic images can show public neighbours' traits and are not a substitute for validation on real data.
+"""

@@ -1,0 +1,138 @@
+"""The command line: parse, call, print. `rapid COMMAND --help` tells the arguments of each command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+import rapid
+from rapid import commands
+from rapid.errors import RapidError
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code: 0 done, 1 failure, 2 bad input or usage, 3 refused for privacy."""
+    options = _parser().parse_args(arguments)
+    warnings.showwarning = _show_warning
+    from rapid.runtime import keep_freed_memory, stop_on_sigterm
+
+    keep_freed_memory()
+    stop_on_sigterm()
+    try:
+        options.run(options)
+    except RapidError as error:
+        print(f"rapid: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        trains = "resume" in options
+        print("rapid: stopped" + ("; go on with --resume" if trains else ""), file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # the reader of our output has gone: nothing more to say, and nothing to say it to
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        print(f"rapid: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rapid", description=rapid.__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"rapid {rapid.__version__}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    build = _command(subparsers, "build-kb", commands.build_kb, "train on public images and build the knowledge base")
+    build.add_argument("--public", type=Path, action="append", required=True, metavar="PATH", help="may be repeated")
+    _output(build)
+    _settings(build, default_preset="letters-mnist")
+    _training(build)
+
+    private = _command(subparsers, "train-private", commands.train_private, "fine-tune on private images with DP-SGD")
+    private.add_argument("--base", type=Path, required=True, metavar="DIR", help="public bundle, from build-kb")
+    private.add_argument("--private", type=Path, required=True, metavar="PATH", help="private images")
+    private.add_argument("--epsilon", type=float, required=True, metavar="E", help="privacy budget, such as 1 or 10")
+    private.add_argument("--delta", type=float, metavar="D", help="default: 1 / (N ln N) for N images")
+    _output(private)
+    _settings(private, default_preset=None)
+    _training(private)
+
+    generate = _command(subparsers, "generate", commands.generate, "make synthetic images")
+    generate.add_argument("--model", type=Path, required=True, metavar="DIR", help="bundle to sample from")
+    generate.add_argument("--count", type=int, required=True, metavar="N")
+    generate.add_argument("--out", type=Path, required=True, metavar="FILE.npz|FOLDER")
+    generate.add_argument("--labels", metavar="0,1,2|all", help="classes to take in turn, by name or number")
+    generate.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same images")
+    _overrides(generate, "generation settings, such as generation.sampler=pndm")
+    _device(generate)
+
+    evaluate = _command(subparsers, "evaluate", commands.evaluate, "measure what synthetic images are good for")
+    evaluate.add_argument("--synthetic", type=Path, required=True, metavar="PATH")
+    evaluate.add_argument("--real", type=Path, required=True, metavar="PATH", help="real test images")
+    evaluate.add_argument("--train-real", type=Path, metavar="PATH", help="for open research data")
+    evaluate.add_argument("--out", type=Path, required=True, metavar="report.json")
+    _device(evaluate)
+
+    serve = _command(subparsers, "serve", commands.serve, "answer POST /generate over HTTP, with a page at /")
+    serve.add_argument("--model", type=Path, required=True, metavar="DIR")
+    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--port", type=int, default=8000)
+    _device(serve)
+
+    info = _command(subparsers, "info", commands.info, "show what is in a bundle")
+    info.add_argument("path", type=Path, metavar="DIR")
+
+    demo = _command(subparsers, "demo", commands.demo, "the whole road on small real images that ship with rapid")
+    demo.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR")
+    _device(demo)
+    return parser
+
+
+def _command(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str, run: commands.Command, description: str
+) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(name, help=description, description=description, allow_abbrev=False)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the bundle")
+
+
+def _settings(parser: argparse.ArgumentParser, default_preset: str | None) -> None:
+    shown = default_preset or "that of --base"
+    parser.add_argument("--preset", default=default_preset, metavar="NAME", help=f"default: {shown}")
+    _overrides(parser, "override a setting, such as private.steps=400")
+
+
+def _overrides(parser: argparse.ArgumentParser, description: str) -> None:
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides", help=description)
+
+
+def _training(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--resume", action="store_true", help="go on with what --out holds")
+    _device(parser)
+
+
+def _device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda")
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    # those of libraries are for developers; our own are UserWarnings
+    if category is UserWarning:
+        print(f"rapid: warning: {message}", file=sys.stderr)

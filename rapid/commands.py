@@ -1,0 +1,128 @@
+"""What each command of the command line does with its parsed arguments. Heavy imports wait until they are needed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from rapid.errors import InputError
+
+Command = Callable[[argparse.Namespace], None]
+
+
+def build_kb(options: argparse.Namespace) -> None:
+    """`rapid build-kb`."""
+    from rapid.config import load_settings
+    from rapid.public import build_public_bundle
+    from rapid.runtime import choose_device
+
+    settings = load_settings(options.preset, options.overrides)
+    device = choose_device(options.device)
+    bundle = build_public_bundle(options.public, options.out, settings, device, resume=options.resume)
+    print(f"public bundle: {bundle.path} ({len(bundle.knowledge_base()):,} entries in the knowledge base)")
+    print(f"next: rapid train-private --base {bundle.path} --private PATH --epsilon 1 --out DIR")
+
+
+def train_private(options: argparse.Namespace) -> None:
+    """`rapid train-private`."""
+    from rapid.bundle import Bundle
+    from rapid.card import privacy_in_words
+    from rapid.config import private_settings
+    from rapid.private import train_private_bundle
+    from rapid.runtime import choose_device
+
+    base = Bundle.open(options.base, "--base", "public")
+    settings = private_settings(base.settings, options.preset, options.overrides)
+    bundle = train_private_bundle(
+        options.base,
+        options.private,
+        options.out,
+        settings,
+        epsilon=options.epsilon,
+        delta=options.delta,
+        device=choose_device(options.device),
+        resume=options.resume,
+    )
+    assert bundle.privacy is not None
+    print(f"private bundle: {bundle.path}")
+    print(privacy_in_words(bundle.privacy))
+    print(f"next: rapid generate --model {bundle.path} --count 100 --out images.npz")
+
+
+def generate(options: argparse.Namespace) -> None:
+    """`rapid generate`."""
+    from rapid.bundle import Bundle
+    from rapid.config import generation_settings
+    from rapid.export import check_target, write_samples
+    from rapid.generate import Generator
+    from rapid.progress import Progress
+    from rapid.runtime import choose_device
+
+    check_target(options.out)
+    bundle = Bundle.open(options.model, "--model")
+    settings = generation_settings(bundle.settings, options.overrides)
+    generator = Generator(bundle, choose_device(options.device), settings)
+    labels = None
+    if options.labels not in (None, "all"):
+        cycle = generator.resolve_labels([label.strip() for label in options.labels.split(",")])
+        labels = [cycle[number % len(cycle)] for number in range(options.count)]
+    if options.count < 1:
+        raise InputError(f"--count {options.count}: must be at least 1")
+    with Progress("generating", options.count, "image") as progress:
+        done = 0
+
+        def advance(now: int, total: int) -> None:
+            nonlocal done
+            progress.advance(now - done)
+            done = now
+
+        samples = generator.generate(options.count, labels, options.seed, advance)
+    write_samples(options.out, samples, generator.classes)
+    print(f"{options.out}: {options.count:,} images, seed {samples.seed}")
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    """`rapid evaluate`."""
+    from rapid.evaluate import report
+    from rapid.files import write_json
+    from rapid.runtime import choose_device
+
+    result = report(options.synthetic, options.real, options.train_real, choose_device(options.device))
+    write_json(options.out, result)
+    for name, entry in result["utility"].items():
+        print(
+            f"accuracy on {result['real']['source']} of {entry['network']}, trained on {name}: {entry['accuracy']:.2%}"
+        )
+    print(f"report: {options.out}")
+
+
+def serve(options: argparse.Namespace) -> None:
+    """`rapid serve`."""
+    try:
+        from server.run import serve as run
+    except ModuleNotFoundError as error:
+        raise InputError(f"rapid serve needs {error.name}: pip install 'rapid[serve]'") from None
+    run(options.model, host=options.host, port=options.port, device=options.device)
+
+
+def info(options: argparse.Namespace) -> None:
+    """`rapid info`."""
+    from rapid.bundle import Bundle
+    from rapid.card import privacy_in_words
+    from rapid.generate import describe
+
+    bundle = Bundle.open(options.path, "DIR")
+    print(json.dumps(describe(bundle), indent=2, ensure_ascii=False))
+    if bundle.privacy is not None:
+        print(privacy_in_words(bundle.privacy))
+
+
+def demo(options: argparse.Namespace) -> None:
+    """`rapid demo`."""
+    from rapid.demo import run_demo
+    from rapid.runtime import choose_device
+
+    out: Path = options.out
+    run_demo(out, choose_device(options.device))

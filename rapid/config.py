@@ -1,0 +1,295 @@
+"""Typed, frozen settings. A preset is a YAML file in `rapid/presets/`; `--set section.name=value` overrides it.
+
+The sections `image` to `knowledge_base` describe the public stage and are fixed in a public bundle; `private` describes
+the mechanism of `train-private`; `generation` is how a bundle is sampled when nothing else is asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rapid.errors import InputError
+
+PUBLIC_SECTIONS = (
+    "image",
+    "split",
+    "schedule",
+    "autoencoder",
+    "denoiser",
+    "retrieval",
+    "encoder",
+    "knowledge_base",
+)
+
+
+class Section(BaseModel):
+    """Base of all settings: immutable, and unknown names are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Training(Section):
+    """How one public network is trained."""
+
+    steps: int = Field(1000, ge=1)
+    batch_size: int = Field(128, ge=2)
+    learning_rate: float = Field(1e-3, gt=0)
+    warmup_steps: int = Field(50, ge=0, description="linear rise of the learning rate; it falls to 0 by a cosine")
+    ema_decay: float = Field(0.999, ge=0, lt=1)
+
+
+class ImageSettings(Section):
+    """The form into which every image is brought before the autoencoder sees it."""
+
+    size: int = Field(32, ge=4, description="height and width in pixels")
+    channels: Literal[1, 3] = 1
+    fit: Literal["pad", "resize"] = Field("pad", description="pad with black, centred, or resize (bicubic)")
+
+
+class SplitSettings(Section):
+    """Disjoint parts of the public images: D_pre trains the networks, D_ref fills the knowledge base."""
+
+    reference: float = Field(0.2, gt=0, lt=1, description="share of the public images in D_ref")
+    seed: int = Field(0, ge=0)
+
+
+class ScheduleSettings(Section):
+    """The variance schedule, "scaled linear": beta_t = (linear from sqrt(start) to sqrt(end)) squared."""
+
+    timesteps: int = Field(1000, ge=2, description="T")
+    beta_start: float = Field(0.0015, gt=0, lt=1)
+    beta_end: float = Field(0.0155, gt=0, lt=1)
+
+
+class AutoencoderSettings(Section):
+    """KL autoencoder (diffusers AutoencoderKL), or `none` to diffuse pixels."""
+
+    kind: Literal["kl", "none"] = "kl"
+    patch: int = Field(1, ge=1, description="pixels of patch x patch become channels first: faster, for small machines")
+    latent_channels: int = Field(3, ge=1)
+    channels: int = Field(32, ge=1)
+    multipliers: tuple[int, ...] = (1, 2, 2)
+    blocks: int = Field(1, ge=1, description="residual blocks at each resolution")
+    attention: bool = Field(True, description="self-attention in the middle block")
+    kl_weight: float = Field(1e-6, ge=0)
+    training: Training = Training()
+
+
+class DenoiserSettings(Section):
+    """The U-Net eps_theta(x_t, t, label), conditioned by an added embedding or by cross-attention."""
+
+    channels: int = Field(32, ge=1)
+    multipliers: tuple[int, ...] = (1, 2)
+    blocks: int = Field(1, ge=1)
+    attention: tuple[bool, ...] = Field((True, True), description="attention at each resolution, finest first")
+    head_channels: int = Field(8, ge=1, description="channels of one attention head")
+    conditioning: Literal["embedding", "cross-attention"] = "embedding"
+    context_dim: int = Field(5, ge=1, description="width of the class embedding for cross-attention")
+    label_dropout: float = Field(0.1, ge=0, le=1, description="share of examples trained with the null class")
+    training: Training = Training()
+
+    @model_validator(mode="after")
+    def _same_depth(self) -> Self:
+        if len(self.attention) != len(self.multipliers):
+            raise ValueError("attention needs one entry for each of multipliers")
+        return self
+
+
+class RetrievalSettings(Section):
+    """The two timesteps of retrieval: the query is made at k, and sampling goes on from the value of v."""
+
+    k: int = Field(800, ge=1)
+    v: int = Field(200, ge=1)
+
+    @model_validator(mode="after")
+    def _order(self) -> Self:
+        if self.k <= self.v:
+            raise ValueError(f"k must be larger than v (k={self.k}, v={self.v})")
+        return self
+
+
+class AugmentSettings(Section):
+    """The two views of an image in contrastive training; the defaults suit letters and digits."""
+
+    rotate: float = Field(10.0, ge=0, description="degrees, uniform in +-")
+    scale: float = Field(0.15, ge=0, lt=1, description="relative size, uniform in 1 +-")
+    shift: float = Field(0.08, ge=0, lt=1, description="share of the side, uniform in +-")
+    flip: bool = Field(False, description="mirror left to right: not for letters")
+    brightness: float = Field(0.0, ge=0, lt=1, description="relative gain, uniform in 1 +-")
+
+
+class EncoderSettings(Section):
+    """The trajectory encoder h: one-step-denoised latents of step k to unit vectors, trained by InfoNCE."""
+
+    channels: int = Field(32, ge=1)
+    features: int = Field(64, ge=2)
+    temperature: float = Field(0.1, gt=0)
+    augment: AugmentSettings = AugmentSettings()
+    training: Training = Training()
+
+
+class KnowledgeBaseSettings(Section):
+    """How the knowledge base is searched and built."""
+
+    index_type: Literal["flat", "hnsw", "ivf"] = "flat"
+    batch_size: int = Field(1000, ge=1, description="images encoded at a time")
+
+
+class PrivateSettings(Section):
+    """The private stage (Algorithm 2). Only public numbers: nothing here may be derived from private images."""
+
+    objective: Literal["rapid", "late", "ldm"] = Field(
+        "rapid",
+        description="rapid: Eq. 5 from retrieved values; late: t <= v with Gaussian noise; ldm: all t, plain loss",
+    )
+    expected_batch: int = Field(1024, ge=1)
+    steps: int = Field(500, ge=1)
+    clip_norm: float = Field(1.0, gt=0)
+    learning_rate: float = Field(1e-3, gt=0)
+    ema_decay: float = Field(0.99, ge=0, lt=1)
+    label_dropout: float = Field(0.0, ge=0, le=1, description="share of examples trained with the null class")
+    trainable: tuple[str, ...] = Field(("*",), description="patterns of the parameter names that are trained")
+    physical_batch: int = Field(256, ge=1, description="examples in memory at a time: never changes what is released")
+
+
+class GenerationSettings(Section):
+    """How images are sampled."""
+
+    sampler: Literal["ddim", "pndm", "dpm-solver++"] = "ddim"
+    steps: int = Field(100, ge=1, description="network calls from T to 0 if nothing were skipped")
+    retrieval: bool = Field(True, description="skip the steps between k and v; without it all steps are run")
+    guidance: float = Field(1.0, ge=0, description="classifier-free guidance scale; 1 is off")
+    batch_size: int = Field(256, ge=1)
+
+
+class Settings(Section):
+    """All settings of a bundle."""
+
+    preset: str = "letters-mnist"
+    image: ImageSettings = ImageSettings()
+    split: SplitSettings = SplitSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    autoencoder: AutoencoderSettings = AutoencoderSettings()
+    denoiser: DenoiserSettings = DenoiserSettings()
+    retrieval: RetrievalSettings = RetrievalSettings()
+    encoder: EncoderSettings = EncoderSettings()
+    knowledge_base: KnowledgeBaseSettings = KnowledgeBaseSettings()
+    private: PrivateSettings = PrivateSettings()
+    generation: GenerationSettings = GenerationSettings()
+
+    @model_validator(mode="after")
+    def _timesteps(self) -> Self:
+        T = self.schedule.timesteps
+        if self.retrieval.k > T:
+            raise ValueError(f"retrieval.k must lie in 1..{T} (schedule.timesteps), not {self.retrieval.k}")
+        if self.generation.steps > T:
+            raise ValueError(f"generation.steps must be at most {T} (schedule.timesteps), not {self.generation.steps}")
+        if self.autoencoder.kind == "kl":
+            factor = self.autoencoder.patch * 2 ** (len(self.autoencoder.multipliers) - 1)
+            if self.image.size % factor:
+                raise ValueError(f"image.size must be divisible by {factor}, the reduction of the autoencoder")
+        factor = 2 ** (len(self.denoiser.multipliers) - 1)
+        if self.latent_size % factor:
+            raise ValueError(
+                f"denoiser.multipliers halve the latent side {self.latent_size} {len(self.denoiser.multipliers) - 1} "
+                f"times: it must be divisible by {factor}"
+            )
+        return self
+
+    @property
+    def latent_size(self) -> int:
+        """Height and width of a latent."""
+        if self.autoencoder.kind == "none":
+            return self.image.size
+        return self.image.size // self.autoencoder.patch // 2 ** (len(self.autoencoder.multipliers) - 1)
+
+    @property
+    def latent_channels(self) -> int:
+        """Channels of a latent."""
+        return self.image.channels if self.autoencoder.kind == "none" else self.autoencoder.latent_channels
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of a latent."""
+        return (self.latent_channels, self.latent_size, self.latent_size)
+
+
+def preset_names() -> list[str]:
+    """Names of the presets that ship with rapid."""
+    folder = resources.files("rapid") / "presets"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_settings(preset: str, overrides: list[str] | None = None) -> Settings:
+    """Settings of a preset with `section.name=value` overrides.
+
+    Raises:
+        InputError: an unknown preset or setting, or a value that does not fit; the message names it.
+    """
+    return apply_overrides({**_preset_tree(preset), "preset": preset}, overrides or [])
+
+
+def private_settings(base: Settings, preset: str | None, overrides: list[str]) -> Settings:
+    """Settings of a private run: the public sections of `base`, the others from `preset` (or `base`) and overrides.
+
+    Raises:
+        InputError: an override of a section that the public bundle fixes, or one that does not fit.
+    """
+    for override in overrides:
+        section = override.split(".", 1)[0]
+        if section in PUBLIC_SECTIONS:
+            raise InputError(f"--set {override}: the public bundle (--base) fixes '{section}'; set it in build-kb")
+    tree = base.model_dump(mode="json")
+    if preset is not None:
+        other = _preset_tree(preset)
+        tree |= {name: other[name] for name in ("private", "generation") if name in other} | {"preset": preset}
+    return apply_overrides(tree, overrides)
+
+
+def generation_settings(base: Settings, overrides: list[str]) -> GenerationSettings:
+    """How to sample: the generation section of `base` with overrides.
+
+    Raises:
+        InputError: an override of another section, or one that does not fit.
+    """
+    for override in overrides:
+        if not override.startswith("generation."):
+            raise InputError(f"--set {override}: only generation settings can be changed here, as generation.steps=50")
+    return apply_overrides(base.model_dump(mode="json"), overrides).generation
+
+
+def apply_overrides(tree: dict[str, Any], overrides: list[str]) -> Settings:
+    """Build settings from a nested dict after `a.b=c` overrides; c is read as YAML (numbers, true, [1, 2])."""
+    for override in overrides:
+        name, separator, value = override.partition("=")
+        if not separator or not name.strip():
+            raise InputError(f"--set {override}: write it as section.name=value")
+        *sections, leaf = name.strip().split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+            if not isinstance(node, dict):
+                raise InputError(f"--set {override}: '{section}' is a value, not a section")
+        try:
+            node[leaf] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise InputError(f"--set {override}: the value is not valid YAML") from None
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "settings"
+        message = first["msg"].removeprefix("Value error, ")
+        raise InputError(f"--set {where}: {message}") from None
+
+
+def _preset_tree(preset: str) -> dict[str, Any]:
+    if preset not in preset_names():
+        raise InputError(f"--preset {preset}: unknown; choose one of {', '.join(preset_names())}")
+    text = (resources.files("rapid") / "presets" / f"{preset}.yaml").read_text(encoding="utf-8")
+    tree: dict[str, Any] = yaml.safe_load(text)
+    return tree

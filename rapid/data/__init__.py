@@ -1,0 +1,8 @@
+"""Images: reading them, splitting them, bringing them into the form of a bundle."""
+
+from rapid.data.fit import fit_images, to_uint8, to_unit_range
+from rapid.data.images import ImageSet, join, load_images
+from rapid.data.samples import sample_path
+from rapid.data.splits import split_indices
+
+__all__ = ["ImageSet", "fit_images", "join", "load_images", "sample_path", "split_indices", "to_uint8", "to_unit_range"]

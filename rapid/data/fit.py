@@ -1,0 +1,66 @@
+"""Bringing images to the size and channels that a bundle records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from rapid.config import ImageSettings
+from rapid.data.images import ImageSet
+from rapid.errors import InputError
+
+LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
+
+
+def fit_images(images: ImageSet, settings: ImageSettings, argument: str) -> ImageSet:
+    """The set with images of S x S and C channels, S = settings.size and C = settings.channels.
+
+    Grey images become RGB by repetition, RGB ones grey by luma. `pad` centres an image in black and never scales it;
+    `resize` is bicubic with antialiasing and does not keep the aspect ratio. Each image is treated by itself.
+
+    Raises:
+        InputError: an image larger than S with `pad`.
+    """
+    pixels = images.images
+    size = settings.size
+    height, width = pixels.shape[1:3]
+    if settings.fit == "pad" and max(height, width) > size:
+        raise InputError(
+            f"{argument}: images of {width}x{height} do not fit into {size}x{size}; "
+            "the bundle pads (image.fit=pad): give smaller images or build it with --set image.fit=resize"
+        )
+    if settings.channels == 1 and images.channels == 3:
+        pixels = np.rint(pixels @ LUMA).astype(np.uint8)
+    elif settings.channels == 3 and images.channels == 1:
+        pixels = np.repeat(pixels[..., None], 3, axis=-1)
+    if (height, width) != (size, size):
+        pixels = _pad(pixels, size) if settings.fit == "pad" else _resize(pixels, size)
+    return replace(images, images=pixels)
+
+
+def to_unit_range(images: NDArray[np.uint8], device: torch.device | str = "cpu") -> torch.Tensor:
+    """uint8 (N, H, W) or (N, H, W, 3) as float32 (N, C, H, W) in [-1, 1]: the form of every network input."""
+    planes = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
+    return torch.from_numpy(np.ascontiguousarray(planes)).to(device).float().div_(127.5).sub_(1.0)
+
+
+def to_uint8(images: torch.Tensor) -> NDArray[np.uint8]:
+    """Float (N, C, H, W) in [-1, 1] as uint8 (N, H, W) or (N, H, W, 3), rounded and clamped."""
+    pixels = images.add(1.0).mul(127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
+    return np.ascontiguousarray(pixels[:, 0] if pixels.shape[1] == 1 else pixels.transpose(0, 2, 3, 1))
+
+
+def _pad(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    height, width = pixels.shape[1:3]
+    top, left = (size - height) // 2, (size - width) // 2
+    margins = [(0, 0), (top, size - height - top), (left, size - width - left)]
+    return np.pad(pixels, margins + [(0, 0)] * (pixels.ndim - 3))
+
+
+def _resize(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    resized = [np.asarray(Image.fromarray(p).resize((size, size), Image.Resampling.BICUBIC)) for p in pixels]
+    return np.stack(resized)

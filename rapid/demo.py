@@ -1,0 +1,95 @@
+"""`rapid demo`: letters are public, digits are private, synthetic digits come out. Every part is the real command's."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from rapid.bundle import Bundle
+from rapid.card import privacy_in_words
+from rapid.config import Settings, load_settings
+from rapid.data import sample_path
+from rapid.files import replacing
+from rapid.generate import Generator
+from rapid.pictures import Pixels, table
+from rapid.private import train_private_bundle
+from rapid.public import build_public_bundle
+
+EPSILON = 10.0
+COLUMNS = 12
+QUERIES = 10
+
+
+def run_demo(out: Path, device: torch.device, settings: Settings | None = None) -> None:
+    """Build the public bundle, train privately, draw pictures; goes on from what `out` holds.
+
+    Args:
+        out: folder for `public/`, `private/`, `samples.png` and `neighbours.png`.
+        device: where to train.
+        settings: default: the preset `demo`.
+
+    Raises:
+        InputError: `out` holds something else.
+    """
+    settings = settings or load_settings("demo")
+    print(f"1/3 public stage: handwritten letters -> {out / 'public'}", flush=True)
+    public = build_public_bundle([sample_path("letters")], out / "public", settings, device, resume=True)
+    print(f"2/3 private stage: handwritten digits, epsilon {EPSILON:g} -> {out / 'private'}", flush=True)
+    private = train_private_bundle(
+        public.path,
+        sample_path("digits"),
+        out / "private",
+        settings,
+        epsilon=EPSILON,
+        delta=None,
+        device=device,
+        resume=True,
+    )
+    print("3/3 generation", flush=True)
+    generator = Generator(private, device)
+    _write_picture(out / "samples.png", samples_picture(generator))
+    _write_picture(out / "neighbours.png", neighbours_picture(generator))
+    assert private.privacy is not None
+    print(f"\nsynthetic digits:   {out / 'samples.png'}\nand their neighbours: {out / 'neighbours.png'}\n")
+    print(textwrap.fill(privacy_in_words(private.privacy), 100))
+    print(f"\nto serve the model: rapid serve --model {private.path}")
+
+
+def samples_picture(generator: Generator, columns: int = COLUMNS, seed: int = 0) -> Pixels:
+    """A row of synthetic images for each class, with its name; RGB."""
+    classes = generator.classes or ("",)
+    labels = np.repeat(np.arange(len(classes)), columns)
+    samples = generator.generate(len(labels), labels.tolist() if generator.classes else None, seed)
+    rows = [(name, samples.images[labels == number]) for number, name in enumerate(classes)]
+    return table(rows, title=_title(generator.bundle))
+
+
+def neighbours_picture(generator: Generator, count: int = QUERIES, seed: int = 1) -> Pixels:
+    """What happens on the way, one image a column: early step, retrieved public neighbour, final image; RGB."""
+    noise = generator.noise(seed, 0, count)
+    labels = np.arange(count) % len(generator.classes) if generator.classes else None
+    retrieved = generator.retrieve(noise)
+    settings = generator.bundle.settings
+    final = generator.finish(retrieved.values, settings.retrieval.v, labels)
+    rows = [
+        (f"query at k = {settings.retrieval.k}, denoised in one step", generator.decode(retrieved.denoised)),
+        (f"retrieved public neighbour at v = {settings.retrieval.v}", generator.decode(retrieved.values)),
+        ("final image, after the private late steps", generator.decode(final)),
+    ]
+    names = [generator.classes[label] for label in labels] if labels is not None else []
+    return table(rows, columns=names, title=_title(generator.bundle))
+
+
+def _title(bundle: Bundle) -> str:
+    if bundle.privacy is None:
+        return "public model (no private training)"
+    return f"synthetic, epsilon = {bundle.privacy['epsilon']:.3g}, delta = {bundle.privacy['delta']:.2g}"
+
+
+def _write_picture(path: Path, picture: Pixels) -> None:
+    with replacing(path) as target:
+        Image.fromarray(picture).save(target)

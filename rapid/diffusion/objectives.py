@@ -1,0 +1,80 @@
+"""The losses of the paper, one function a formula. All are means over the elements of an example, (N,) for N examples.
+
+The paper writes squared l2 norms (sums). Under per-example clipping the two differ only in the unit of clip_norm: the
+sum's gradient is d times the mean's, with d the number of elements, so clip_norm C here is the paper's d * C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rapid.diffusion.schedule import Schedule
+
+Predictor = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""eps_theta(x_t, t, labels) -> predicted noise."""
+
+
+def noise_prediction_loss(
+    predict: Predictor, schedule: Schedule, x0: Tensor, labels: Tensor, t: Tensor, eps: Tensor
+) -> Tensor:
+    """Plain loss of Eq. 3, || eps - eps_theta(x_t, t) ||^2, at given timesteps and noise.
+
+    Args:
+        predict: the denoiser.
+        schedule: abar.
+        x0: latents, float (N, C, H, W).
+        labels: int64 (N,).
+        t: int64 (N,), each in 1..T.
+        eps: noise, as x0.
+
+    Returns:
+        float (N,): the mean squared error of each example.
+    """
+    predicted = predict(schedule.diffuse(x0, eps, t), t, labels)
+    return (eps - predicted).square().flatten(1).mean(1)
+
+
+def retrieval_loss(
+    predict: Predictor, schedule: Schedule, x0: Tensor, labels: Tensor, value: Tensor, v: int, t: Tensor
+) -> Tensor:
+    """Late-step loss of Eq. 5: the noise is the one that leads from x0 to its retrieved value at step v.
+
+    At t = v the denoiser's input is exactly the retrieved value.
+
+    Args:
+        predict: the denoiser.
+        schedule: abar.
+        x0: latents, float (N, C, H, W).
+        labels: int64 (N,).
+        value: retrieved public intermediates of step v, as x0.
+        v: the step of the values.
+        t: v' of the paper, int64 (N,), each in 1..v.
+
+    Returns:
+        float (N,): the mean squared error of each example.
+    """
+    eps = schedule.implied_noise(x0, value, torch.full_like(t, v))
+    return noise_prediction_loss(predict, schedule, x0, labels, t, eps)
+
+
+def info_nce(first: Tensor, second: Tensor, temperature: float) -> Tensor:
+    """SimCLR's loss (Algorithm 1) over N positive pairs: all other 2N - 2 views are negatives.
+
+    Args:
+        first: unit vectors of the first views, float (N, d), N >= 2.
+        second: unit vectors of the second views, in the same order.
+        temperature: tau.
+
+    Returns:
+        float scalar: the mean over the 2N views of -log softmax(similarity / tau) at the partner.
+    """
+    views = torch.cat([first, second])
+    count = len(first)
+    logits = views @ views.T / temperature
+    logits = logits.masked_fill(torch.eye(2 * count, dtype=torch.bool, device=views.device), float("-inf"))
+    partner = torch.arange(2 * count, device=views.device).roll(count)
+    return F.cross_entropy(logits, partner)

@@ -1,0 +1,66 @@
+"""Files written beside and renamed into place, and their content hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the folder of `path`; on a clean exit it takes the place of `path`.
+
+    The block creates a file or a folder at the yielded path. A folder that is already at `path` is removed just
+    before the rename. If the block raises, `path` is untouched and the temporary is removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    target = scratch / path.name
+    try:
+        yield target
+        _sync(target)
+        if path.is_dir():
+            path.rename(scratch / "replaced")
+        target.replace(path)
+        _sync_entry(path.parent)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` as indented JSON with a final newline, atomically."""
+    with replacing(path) as target:
+        target.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def content_hash(path: Path) -> str:
+    """sha256 (hex) of a file, or of a folder's relative file names and contents in sorted order."""
+    digest = hashlib.sha256()
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    for file in files:
+        if path.is_dir():
+            digest.update(f"{file.relative_to(path).as_posix()}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
+        _sync_entry(file)
+
+
+def _sync_entry(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

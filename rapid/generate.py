@@ -1,0 +1,268 @@
+"""The Generator: a bundle in, images out; the command line and the server use this one object."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rapid.bundle import Bundle
+from rapid.config import GenerationSettings
+from rapid.data import to_uint8
+from rapid.diffusion import Schedule
+from rapid.diffusion.samplers import early_grid, late_grid, run
+from rapid.errors import InputError
+from rapid.models import Denoiser
+from rapid.runtime import choose_device
+
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Generated images.
+
+    Attributes:
+        images: uint8, (N, H, W) grey or (N, H, W, 3) RGB.
+        labels: int64 (N,), indices into the model's classes; None from an unconditional model.
+        seed: the seed that makes the same images again.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64] | None
+    seed: int
+
+
+class Retrieved(NamedTuple):
+    """The early part of sampling n images."""
+
+    denoised: Tensor
+    """One-step-denoised latents of step k, float (n, c, h, w): what the encoder sees."""
+    indices: NDArray[np.int64]
+    """Nearest entries of the knowledge base, (n,)."""
+    values: Tensor
+    """Their values of step v, float (n, c, h, w)."""
+
+
+class Generator:
+    """Samples from a bundle.
+
+    x_T ~ N(0, I); T -> k with the public denoiser, unconditionally; z_k = h(x_k); the nearest key's value at v; v -> 0
+    with the denoiser of the bundle. With 100 steps, k = 0.8 T and v = 0.2 T these are 20 + 20 network calls. The
+    knowledge base is public and the query comes from noise, so all of it is post-processing.
+
+    Image n of a seed has its own noise stream: it does not depend on how many images are asked for at once.
+
+    Attributes:
+        name: name of the bundle's folder.
+        classes: names of the classes; empty for an unconditional model.
+        image_shape: (H, W) or (H, W, 3).
+        privacy: content of `privacy.json`; None for a public bundle.
+        settings: how images are sampled.
+    """
+
+    def __init__(self, bundle: Bundle, device: torch.device, settings: GenerationSettings | None = None) -> None:
+        self.bundle = bundle
+        self.name = bundle.path.resolve().name
+        self.classes = bundle.config.classes
+        self.privacy = bundle.privacy
+        self.settings = settings or bundle.settings.generation
+        image = bundle.settings.image
+        self.image_shape: tuple[int, ...] = (image.size, image.size) + ((3,) if image.channels == 3 else ())
+        self._device = device
+        self._autoencoder = bundle.autoencoder().to(device)
+        self._denoiser = bundle.denoiser().to(device)
+        self._public_denoiser = bundle.public_denoiser().to(device)
+        self._encoder = bundle.encoder().to(device)
+        self._knowledge_base = bundle.knowledge_base()
+        self._schedule = Schedule.build(bundle.settings.schedule).to(device)
+        self._stride = max(1, self._schedule.timesteps // self.settings.steps)
+        self._trained = _last_private_timestep(bundle)
+
+    @classmethod
+    def open(cls, path: Path, device: str = "auto", settings: GenerationSettings | None = None) -> Generator:
+        """Open a bundle for sampling.
+
+        Raises:
+            InputError: no finished bundle, parts that do not belong together, or an unknown device.
+        """
+        return cls(Bundle.open(path, "--model"), choose_device(device), settings)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What is in the bundle, ready for JSON."""
+        return describe(self.bundle)
+
+    def resolve_labels(self, labels: Sequence[int | str]) -> list[int]:
+        """Class indices of class names or indices; a name takes precedence over a number.
+
+        Raises:
+            InputError: a label that the model does not know.
+        """
+        names = {name: number for number, name in enumerate(self.classes)}
+        resolved = []
+        for label in labels:
+            text = str(label)
+            if text in names and not isinstance(label, int):
+                resolved.append(names[text])
+            elif text.isascii() and text.isdigit() and int(text) < len(self.classes):
+                resolved.append(int(text))
+            else:
+                known = f"the model knows {', '.join(self.classes)}" if self.classes else "the model has no classes"
+                raise InputError(f"--labels {text}: unknown; {known}")
+        return resolved
+
+    def generate(
+        self,
+        count: int,
+        labels: Sequence[int] | None = None,
+        seed: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Samples:
+        """Make `count` images.
+
+        Args:
+            count: at least 1.
+            labels: `count` class indices; None takes all classes in turn.
+            seed: 0..2^63 - 1; None draws one.
+            progress: called with (images done, count).
+
+        Raises:
+            InputError: an argument out of range.
+        """
+        if count < 1:
+            raise InputError(f"--count {count}: must be at least 1")
+        if labels is not None and len(labels) != count:
+            raise InputError(f"labels: {len(labels)} given for {count} images; give one for each")
+        if labels is not None and not self.classes:
+            raise InputError("--labels: the model has no classes; leave it out")
+        seed = secrets.randbits(53) if seed is None else seed
+        if not 0 <= seed <= MAX_SEED:
+            raise InputError(f"--seed {seed}: must lie in 0..{MAX_SEED}")
+        chosen = None
+        if self.classes:
+            chosen = np.asarray(labels if labels is not None else np.arange(count) % len(self.classes), np.int64)
+        parts = []
+        for start in range(0, count, self.settings.batch_size):
+            stop = min(count, start + self.settings.batch_size)
+            noise = self.noise(seed, start, stop)
+            parts.append(self._sample(noise, None if chosen is None else chosen[start:stop]))
+            if progress is not None:
+                progress(stop, count)
+        return Samples(np.concatenate(parts), chosen, seed)
+
+    def noise(self, seed: int, start: int, stop: int) -> Tensor:
+        """x_T of images start..stop-1 of a seed, float32 (n, c, h, w), each from its own stream."""
+        shape = self.bundle.settings.latent_shape
+        rows = [
+            np.random.Generator(np.random.Philox(key=[seed, number])).standard_normal(shape, np.float32)
+            for number in range(start, stop)
+        ]
+        return torch.from_numpy(np.stack(rows)).to(self._device)
+
+    @torch.no_grad()
+    def retrieve(self, noise: Tensor) -> Retrieved:
+        """From x_T to the retrieved values: the steps T -> k and the search."""
+        settings = self.bundle.settings
+        grid = early_grid(self._schedule.timesteps, settings.retrieval.k, self._stride)
+        null = self._public_denoiser.null_labels(len(noise))
+
+        def predict(x: Tensor, t: int) -> Tensor:
+            return self._public_denoiser(x, _fill(x, t), null)
+
+        denoised = run(self.settings.sampler, self._schedule, predict, noise, grid, self._stride, denoise_last=True)
+        queries = self._encoder(denoised).cpu().numpy()
+        indices = self._knowledge_base.search(queries).indices[:, 0]
+        values = torch.from_numpy(self._knowledge_base.values(indices)).to(self._device)
+        return Retrieved(denoised, indices, values)
+
+    @torch.no_grad()
+    def finish(self, x: Tensor, start: int, labels: NDArray[np.int64] | None) -> Tensor:
+        """From x_start to x_0: with the bundle's denoiser where it was trained, with the public one above that."""
+        grid = late_grid(start, self._stride)
+        count = len(x)
+        null = self._public_denoiser.null_labels(count)
+        y = self._denoiser.null_labels(count) if labels is None else torch.from_numpy(labels).to(self._device)
+
+        def predict(state: Tensor, t: int) -> Tensor:
+            if t > self._trained:
+                return self._public_denoiser(state, _fill(state, t), null)
+            return guided(self._denoiser, state, _fill(state, t), y, self.settings.guidance)
+
+        return run(self.settings.sampler, self._schedule, predict, x, grid, self._stride)
+
+    def decode(self, latents: Tensor) -> NDArray[np.uint8]:
+        """Images, uint8 (n, H, W) or (n, H, W, 3), of normalised latents."""
+        return to_uint8(self._autoencoder.decode(latents))
+
+    def _sample(self, noise: Tensor, labels: NDArray[np.int64] | None) -> NDArray[np.uint8]:
+        if self.settings.retrieval:
+            retrieved = self.retrieve(noise)
+            return self.decode(self.finish(retrieved.values, self.bundle.settings.retrieval.v, labels))
+        return self.decode(self.finish(noise, self._schedule.timesteps, labels))
+
+
+def guided(denoiser: Denoiser, x: Tensor, t: Tensor, labels: Tensor, scale: float) -> Tensor:
+    """Classifier-free guidance: eps_null + scale (eps_label - eps_null); one call if scale is 1."""
+    if scale == 1:
+        return denoiser(x, t, labels)
+    null = denoiser.null_labels(len(x))
+    both = denoiser(torch.cat([x, x]), torch.cat([t, t]), torch.cat([labels, null]))
+    conditional, unconditional = both.chunk(2)
+    return unconditional + scale * (conditional - unconditional)
+
+
+def describe(bundle: Bundle) -> dict[str, Any]:
+    """What is in a bundle, ready for JSON: networks, k, v, knowledge base, privacy statement."""
+    settings, config = bundle.settings, bundle.config
+    networks = {
+        name: {"sha256": digest, "parameters": _parameters(bundle, name)} for name, digest in config.networks.items()
+    }
+    return {
+        "name": bundle.path.resolve().name,
+        "kind": config.kind,
+        "rapid": config.rapid,
+        "preset": settings.preset,
+        "classes": list(config.classes),
+        "image": {"size": settings.image.size, "channels": settings.image.channels},
+        "latent": list(settings.latent_shape),
+        "timesteps": settings.schedule.timesteps,
+        "k": settings.retrieval.k,
+        "v": settings.retrieval.v,
+        "objective": settings.private.objective if config.kind == "private" else None,
+        "generation": settings.generation.model_dump(mode="json"),
+        "networks": networks,
+        "knowledge_base": {"entries": len(bundle.knowledge_base()), "index": settings.knowledge_base.index_type},
+        "public": config.public.model_dump(mode="json", exclude={"fingerprint"}),
+        "privacy": bundle.privacy,
+    }
+
+
+def _parameters(bundle: Bundle, name: str) -> int:
+    from safetensors import safe_open
+
+    from rapid.models.storage import WEIGHTS
+
+    total = 0
+    with safe_open(bundle.path / name / WEIGHTS, "pt") as weights:
+        for key in weights.keys():  # noqa: SIM118 - not a dict
+            total += int(np.prod(weights.get_slice(key).get_shape()))
+    return total
+
+
+def _last_private_timestep(bundle: Bundle) -> int:
+    """The last timestep for which the bundle's own denoiser is used."""
+    settings = bundle.settings
+    late = bundle.config.kind == "private" and settings.private.objective != "ldm"
+    return settings.retrieval.v if late else settings.schedule.timesteps
+
+
+def _fill(x: Tensor, t: int) -> Tensor:
+    return torch.full((len(x),), t, device=x.device)

@@ -1,0 +1,121 @@
+"""The denoiser eps_theta(x_t, t, label): a diffusers U-Net with a class table that ends in the null class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from diffusers import UNet2DConditionModel, UNet2DModel
+from torch import Tensor, nn
+
+from rapid.config import Settings
+from rapid.models.storage import load_weights, read_config, save_network
+
+
+class Denoiser(nn.Module):
+    """Predicts the noise in x_t.
+
+    Labels are 0..num_classes-1, and `num_classes` is the null class, for unconditional queries and guidance.
+    Timesteps are those of the paper, 1..T; the U-Net sees t - 1, the index into the schedule.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.config = config
+        self.num_classes: int = config["num_classes"]
+        cross = config["conditioning"] == "cross-attention"
+        self.unet: nn.Module = (UNet2DConditionModel if cross else UNet2DModel)(**config["network"])
+        self.cross_attention = cross
+        width = config["context_dim"] if cross else 4 * config["network"]["block_out_channels"][0]
+        self.class_table = nn.Embedding(self.num_classes + 1, width)
+
+    @classmethod
+    def build(cls, settings: Settings, num_classes: int) -> Self:
+        """A new denoiser of the shape that the settings ask for."""
+        s = settings.denoiser
+        widths = [s.channels * m for m in s.multipliers]
+        cross = s.conditioning == "cross-attention"
+        kinds = ("CrossAttnDownBlock2D", "CrossAttnUpBlock2D") if cross else ("AttnDownBlock2D", "AttnUpBlock2D")
+        network: dict[str, Any] = {
+            "sample_size": settings.latent_size,
+            "in_channels": settings.latent_channels,
+            "out_channels": settings.latent_channels,
+            "block_out_channels": widths,
+            "layers_per_block": s.blocks,
+            "down_block_types": [kinds[0] if a else "DownBlock2D" for a in s.attention],
+            "up_block_types": [kinds[1] if a else "UpBlock2D" for a in reversed(s.attention)],
+            "norm_num_groups": math.gcd(32, s.channels),
+        }
+        if cross:
+            network |= {
+                "cross_attention_dim": s.context_dim,
+                # diffusers reads this argument of the conditional U-Net as the number of heads
+                "attention_head_dim": [width // s.head_channels for width in widths],
+                "mid_block_type": "UNetMidBlock2DCrossAttn",
+            }
+        else:
+            # "identity": the U-Net adds the vector that it is given to the timestep embedding
+            network |= {
+                "attention_head_dim": s.head_channels,
+                "add_attention": any(s.attention),
+                "class_embed_type": "identity",
+            }
+        return cls(
+            {
+                "num_classes": num_classes,
+                "conditioning": s.conditioning,
+                "context_dim": s.context_dim,
+                "network": network,
+            }
+        )
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """A saved denoiser, in evaluation mode.
+
+        Raises:
+            InputError: missing or damaged files.
+        """
+        model = cls(read_config(folder))
+        load_weights(model, folder)
+        return model.eval()
+
+    def save(self, folder: Path) -> None:
+        """Write `config.json` and the weights."""
+        save_network(self, self.config, folder)
+
+    def with_classes(self, num_classes: int) -> Self:
+        """A copy for `num_classes` new classes: every row of the new class table starts as the public null class."""
+        model = type(self)(self.config | {"num_classes": num_classes})
+        state = self.state_dict()
+        null = state["class_table.weight"][-1:]
+        state["class_table.weight"] = null.repeat(num_classes + 1, 1)
+        model.load_state_dict(state)
+        return model.train(self.training)
+
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        """Predicted noise.
+
+        Args:
+            x: noisy latents, float (N, C, H, W).
+            t: timesteps, int64 (N,), each in 1..T.
+            labels: int64 (N,), each in 0..num_classes (the last is the null class).
+
+        Returns:
+            float (N, C, H, W).
+        """
+        context = self.class_table(labels)
+        if self.cross_attention:
+            noise: Tensor = self.unet(x, t - 1, context[:, None, :]).sample
+        else:
+            noise = self.unet(x, t - 1, class_labels=context).sample
+        return noise
+
+    __call__: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+    def null_labels(self, count: int) -> Tensor:
+        """The null class, int64 (count,), on the device of the weights."""
+        return torch.full((count,), self.num_classes, dtype=torch.int64, device=self.class_table.weight.device)

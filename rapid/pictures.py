@@ -1,0 +1,76 @@
+"""Images as PNG, grids of images with captions, and the picture of queries and their neighbours."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+Pixels = NDArray[np.uint8]
+
+
+def encode_png(image: Pixels) -> bytes:
+    """PNG of one image, uint8 (H, W) or (H, W, 3); the same pixels give the same bytes."""
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def grid(images: Pixels, columns: int | None = None, gap: int = 2) -> Pixels:
+    """Images side by side on a dark ground, row by row.
+
+    Args:
+        images: uint8 (N, H, W) or (N, H, W, 3), N >= 1.
+        columns: images in a row; about a square if None.
+        gap: pixels between images.
+
+    Returns:
+        uint8 (rows * (H + gap) - gap, columns * (W + gap) - gap[, 3]).
+    """
+    count, height, width = images.shape[:3]
+    columns = min(columns or math.ceil(math.sqrt(count)), count)
+    rows = math.ceil(count / columns)
+    sheet = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, *images.shape[3:]), 32, np.uint8)
+    for number, image in enumerate(images):
+        row, column = divmod(number, columns)
+        top, left = row * (height + gap), column * (width + gap)
+        sheet[top : top + height, left : left + width] = image
+    return sheet
+
+
+def table(rows: Sequence[tuple[str, Pixels]], columns: Sequence[str] = (), title: str = "", scale: int = 2) -> Pixels:
+    """Rows of images with a caption before each row and, if given, one above each column.
+
+    Args:
+        rows: (caption, uint8 (N, H, W) or (N, H, W, 3)) of equal N, H and W.
+        columns: captions of the N columns.
+        title: a line above everything.
+        scale: whole number by which pixels are enlarged.
+
+    Returns:
+        uint8 RGB picture on white.
+    """
+    font = ImageFont.load_default(14)
+    height, width = (side * scale for side in rows[0][1].shape[1:3])
+    gap, line = 4, 22
+    left = 16 + max(round(font.getlength(caption)) for caption, _ in rows)
+    top = 8 + line * bool(title) + line * bool(columns)
+    count = max(len(images) for _, images in rows)
+    wide = max(left + count * (width + gap) + 8, 24 + round(font.getlength(title)))
+    sheet = Image.new("RGB", (wide, top + len(rows) * (height + gap) + 8), "white")
+    draw = ImageDraw.Draw(sheet)
+    draw.text((8, 6), title, "black", font)
+    for number, caption in enumerate(columns):
+        middle = left + number * (width + gap) + width // 2
+        draw.text((middle, top - 4), caption, "black", font, anchor="ms")
+    for row, (caption, images) in enumerate(rows):
+        y = top + row * (height + gap)
+        draw.text((8, y + height // 2), caption, "black", font, anchor="lm")
+        for number, image in enumerate(images):
+            tile = Image.fromarray(image).resize((width, height), Image.Resampling.NEAREST)
+            sheet.paste(tile, (left + number * (width + gap), y))
+    return np.asarray(sheet)

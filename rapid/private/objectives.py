@@ -1,0 +1,111 @@
+"""Per-example losses of the private stage: `rapid` (Eq. 5), and `late` and `ldm`, with which it is compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from index import KnowledgeBase
+from rapid.config import Settings
+from rapid.diffusion import Schedule
+from rapid.diffusion.objectives import noise_prediction_loss, retrieval_loss
+from rapid.models import Denoiser, TrajectoryEncoder
+
+
+class Draws(NamedTuple):
+    """What is drawn at random for n examples, before any of them is looked at."""
+
+    t: Tensor
+    """Timesteps of the loss, int64 (n,)."""
+    eps: Tensor
+    """Noise, float (n, c, h, w): of the query for `rapid`, of the loss for `late` and `ldm`."""
+    dropped: Tensor
+    """Where the label becomes the null class, bool (n,)."""
+
+
+@dataclass(frozen=True)
+class Retriever:
+    """Query at step k, retrieve at step v (Algorithm 2). All networks are public and frozen."""
+
+    schedule: Schedule
+    denoiser: Denoiser
+    encoder: TrajectoryEncoder
+    knowledge_base: KnowledgeBase
+    k: int
+
+    @torch.no_grad()
+    def retrieve(self, latents: Tensor, eps: Tensor) -> Tensor:
+        """Values of step v whose keys are nearest to those of latents diffused to k with `eps`; float (n, c, h, w)."""
+        t = torch.full((len(latents),), self.k, device=latents.device)
+        x_k = self.schedule.diffuse(latents, eps, t)
+        noise = self.denoiser(x_k, t, self.denoiser.null_labels(len(latents)))
+        return self.nearest(self.schedule.denoise(x_k, noise, t))
+
+    @torch.no_grad()
+    def nearest(self, denoised: Tensor) -> Tensor:
+        """Values of step v whose keys are nearest to h of one-step-denoised latents; float (n, c, h, w)."""
+        queries = self.encoder(denoised).float().cpu().numpy()
+        found = self.knowledge_base.search(queries)
+        values = self.knowledge_base.values(found.indices[:, 0])
+        return torch.from_numpy(values).to(denoised.device)
+
+
+class PrivateObjective:
+    """Losses of private examples by their indices.
+
+    Args:
+        settings: objective, k, v, label dropout.
+        denoiser: the network that is trained.
+        retriever: needed for `rapid`.
+        latents: normalised private latents, float (N, c, h, w); they stay in memory.
+        labels: int64 (N,) on the same device, the null class if the images are unlabelled.
+        generator: draws timesteps and noise; not the noise that privacy rests on.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        denoiser: Denoiser,
+        retriever: Retriever | None,
+        latents: Tensor,
+        labels: Tensor,
+        generator: torch.Generator,
+    ) -> None:
+        self.settings = settings
+        self.denoiser = denoiser
+        self.retriever = retriever
+        self.latents = latents
+        self.labels = labels
+        self.generator = generator
+        self.schedule = Schedule.build(settings.schedule).to(latents.device)
+        self.last_timestep = trained_timesteps(settings)
+
+    def draw(self, count: int) -> Draws:
+        """Draw for `count` examples: v' (or t) uniform on 1..v (or 1..T), noise, and label dropout."""
+        device = self.latents.device
+        t = torch.randint(1, self.last_timestep + 1, (count,), generator=self.generator)
+        eps = torch.randn((count, *self.latents.shape[1:]), generator=self.generator)
+        dropped = torch.rand(count, generator=self.generator) < self.settings.private.label_dropout
+        return Draws(t.to(device), eps.to(device), dropped.to(device))
+
+    def losses(self, indices: Tensor, draws: Draws) -> Tensor:
+        """Losses of examples, float (n,), for given draws."""
+        indices = indices.to(self.latents.device)
+        x = self.latents[indices]
+        y = torch.where(draws.dropped, self.denoiser.num_classes, self.labels[indices])
+        if self.retriever is not None:
+            value = self.retriever.retrieve(x, draws.eps)
+            return retrieval_loss(self.denoiser, self.schedule, x, y, value, self.last_timestep, draws.t)
+        return noise_prediction_loss(self.denoiser, self.schedule, x, y, draws.t, draws.eps)
+
+    def __call__(self, indices: Tensor) -> Tensor:
+        """Losses of examples with fresh draws, float (n,)."""
+        return self.losses(indices, self.draw(len(indices)))
+
+
+def trained_timesteps(settings: Settings) -> int:
+    """The last timestep that the private objective trains: T for `ldm`, v otherwise."""
+    return settings.schedule.timesteps if settings.private.objective == "ldm" else settings.retrieval.v

@@ -1,0 +1,79 @@
+"""The frozen plan from which sampler, clipping, noise and accounting are built, so that they cannot disagree."""
+
+from __future__ import annotations
+
+import math
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rapid.errors import InputError
+from rapid.private.accountant import prv_epsilon, rdp_epsilon, solve_noise_multiplier
+
+
+def default_delta(dataset_size: int) -> float:
+    """1 / (N ln N), the field's convention; 1 / (2 N) for fewer than 8 images."""
+    return 1 / (dataset_size * max(2.0, math.log(dataset_size)))
+
+
+class Plan(BaseModel):
+    """Public numbers that fix what a private training releases.
+
+    Adjacency: adding or removing one image. The number of images itself counts as public.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dataset_size: int = Field(ge=1)
+    expected_batch: int = Field(ge=1)
+    steps: int = Field(ge=1)
+    clip_norm: float = Field(gt=0)
+    noise_multiplier: float = Field(ge=0)
+    delta: float = Field(gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _batch_fits(self) -> Self:
+        if self.expected_batch > self.dataset_size:
+            raise ValueError("expected_batch must be at most dataset_size")
+        return self
+
+    @classmethod
+    def solve(
+        cls, *, epsilon: float, delta: float, dataset_size: int, expected_batch: int, steps: int, clip_norm: float
+    ) -> Self:
+        """The plan with the least noise that spends at most `epsilon` at `delta`.
+
+        Raises:
+            InputError: an argument out of range; the message names the command-line argument.
+        """
+        if not epsilon > 0 or math.isinf(epsilon):
+            raise InputError(f"--epsilon {epsilon}: must be a positive number, such as 1 or 10")
+        if not 0 < delta < 1:
+            raise InputError(f"--delta {delta}: must lie in (0, 1), and well under 1/N = {1 / dataset_size:.1e}")
+        if expected_batch > dataset_size:
+            raise InputError(
+                f"--set private.expected_batch={expected_batch}: is larger than the private set; "
+                f"use at most its {dataset_size} images"
+            )
+        noise = solve_noise_multiplier(epsilon, delta, expected_batch / dataset_size, steps)
+        return cls(
+            dataset_size=dataset_size,
+            expected_batch=expected_batch,
+            steps=steps,
+            clip_norm=clip_norm,
+            noise_multiplier=noise,
+            delta=delta,
+        )
+
+    @property
+    def sample_rate(self) -> float:
+        """Probability with which each image is in a batch."""
+        return self.expected_batch / self.dataset_size
+
+    def epsilon(self, steps: int | None = None) -> float:
+        """Epsilon spent after `steps` steps (default: all), by PRV."""
+        return prv_epsilon(self.noise_multiplier, self.sample_rate, self.steps if steps is None else steps, self.delta)
+
+    def epsilon_rdp(self) -> float:
+        """Epsilon of all steps by RDP, for comparison."""
+        return rdp_epsilon(self.noise_multiplier, self.sample_rate, self.steps, self.delta)

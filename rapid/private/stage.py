@@ -1,0 +1,150 @@
+"""The private stage from a public bundle and private images to a finished private bundle."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from pathlib import Path
+
+import torch
+
+from rapid.bundle import PRIVACY, Bundle, BundleConfig, is_finished, write_config
+from rapid.card import private_card
+from rapid.config import Settings
+from rapid.data import ImageSet, fit_images, load_images
+from rapid.diffusion import Schedule
+from rapid.files import content_hash, replacing, write_json
+from rapid.private.objectives import PrivateObjective, Retriever
+from rapid.private.plan import Plan, default_delta
+from rapid.private.statement import privacy_statement
+from rapid.private.training import select_trainable, train_private
+from rapid.public.networks import encode_all
+from rapid.workspace import Workspace
+
+COPIED = ("autoencoder", "encoder", "knowledge_base")
+
+
+def train_private_bundle(
+    base: Path,
+    private: Path,
+    out: Path,
+    settings: Settings,
+    *,
+    epsilon: float,
+    delta: float | None,
+    device: torch.device,
+    resume: bool,
+) -> Bundle:
+    """Fine-tune the late denoising steps of a public bundle on private images with (epsilon, delta)-DP.
+
+    Args:
+        base: public bundle.
+        private: private image set; labels become the classes of the new model.
+        out: new folder, or with `resume` one that an earlier run with the same arguments began.
+        settings: those of `base` with the private and generation sections wanted.
+        epsilon: budget, > 0.
+        delta: in (0, 1), default 1 / (N ln N).
+        device: where to train.
+        resume: go on with what `out` holds.
+
+    Returns:
+        The finished private bundle.
+
+    Raises:
+        InputError: bad images or arguments, or an `out` that holds something else.
+    """
+    public = Bundle.open(base, "--base", "public")
+    images = fit_images(load_images(private, "--private"), settings.image, f"--private {private}")
+    size = len(images)
+    chosen_delta = default_delta(size) if delta is None else delta
+    plan = Plan.solve(
+        epsilon=epsilon,
+        delta=chosen_delta,
+        dataset_size=size,
+        expected_batch=settings.private.expected_batch,
+        steps=settings.private.steps,
+        clip_norm=settings.private.clip_norm,
+    )
+    if chosen_delta > 1 / size:
+        warnings.warn(
+            f"--delta {chosen_delta:g} is more than 1/N = {1 / size:.1e}: publishing a random image would satisfy it",
+            stacklevel=2,
+        )
+    # public numbers only: nothing that depends on the pixels or on how many images a class has
+    record = {
+        "settings": settings.model_dump(mode="json"),
+        "plan": plan.model_dump(mode="json"),
+        "base": public.config.networks,
+        "classes": list(images.classes),
+    }
+    workspace = Workspace.enter(out, "train-private", record, resume=resume)
+    if is_finished(out):
+        return Bundle.open(out, "--out", "private")
+    _train(public, images, workspace, plan, settings, device)
+    _finish(public, images.classes, out, plan, settings)
+    workspace.leave()
+    return Bundle.open(out, "--out", "private")
+
+
+def _train(
+    public: Bundle, images: ImageSet, workspace: Workspace, plan: Plan, settings: Settings, device: torch.device
+) -> None:
+    """Write `denoiser/`, the only folder of the bundle that depends on the private images."""
+    folder = workspace.out / "denoiser"
+    if folder.is_dir():
+        return
+    public_denoiser = public.public_denoiser().to(device).requires_grad_(False)
+    denoiser = public_denoiser.with_classes(len(images.classes)).to(device)
+    select_trainable(denoiser, settings.private.trainable)
+    retriever = None
+    if settings.private.objective == "rapid":
+        retriever = Retriever(
+            schedule=Schedule.build(settings.schedule).to(device),
+            denoiser=public_denoiser,
+            encoder=public.encoder().to(device),
+            knowledge_base=public.knowledge_base(),
+            k=settings.retrieval.k,
+        )
+    latents = encode_all(public.autoencoder().to(device), images.images, device)
+    known = None if images.labels is None else torch.from_numpy(images.labels).to(device)
+    labels = denoiser.null_labels(len(images)) if known is None else known
+    generator = torch.Generator()
+    generator.seed()
+    objective = PrivateObjective(settings, denoiser, retriever, latents, labels, generator)
+    train_private(denoiser, objective, plan, settings.private, workspace.checkpoint("private"))
+    with replacing(folder) as target:
+        denoiser.save(target)
+
+
+def _finish(public: Bundle, classes: tuple[str, ...], out: Path, plan: Plan, settings: Settings) -> None:
+    """Copy the public parts, write the statement and the card, and last `config.json`."""
+    sources = {name: name for name in COPIED} | {"public_denoiser": "denoiser"}
+    for name, source in sources.items():
+        if not (out / name).is_dir():
+            with replacing(out / name) as target:
+                # hard links save space where the file system allows them; bundles are never changed in place
+                shutil.copytree(public.path / source, target, copy_function=_link_or_copy)
+    statement = privacy_statement(plan)
+    write_json(out / PRIVACY, statement)
+    config = BundleConfig(
+        kind="private",
+        settings=settings,
+        classes=classes,
+        public=public.config.public,
+        networks={
+            "autoencoder": public.config.networks["autoencoder"],
+            "denoiser": content_hash(out / "denoiser"),
+            "encoder": public.config.networks["encoder"],
+            "public_denoiser": public.config.networks["denoiser"],
+        },
+    )
+    (out / "README.md").write_text(private_card(config, statement), encoding="utf-8")
+    write_config(out, config)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,51 @@
+"""The privacy statement: `privacy.json`, and the same in words."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+import rapid
+from rapid.private.accountant import accountant_name
+from rapid.private.plan import Plan
+from rapid.private.randomness import NOISE_SOURCE
+
+PACKAGES = ("torch", "opacus", "diffusers", "faiss-cpu", "faiss-gpu-cu12", "numpy", "cryptography")
+
+
+def privacy_statement(plan: Plan) -> dict[str, Any]:
+    """Content of `privacy.json` of a finished training."""
+    return {
+        "epsilon": _round_up(plan.epsilon()),
+        "delta": plan.delta,
+        "accountant": accountant_name(),
+        "epsilon_rdp": _round_up(plan.epsilon_rdp()),
+        "adjacency": "add or remove one image",
+        "unit": "one image",
+        "mechanism": "DP-SGD: Poisson-sampled, per-example clipped, Gaussian noise, Adam",
+        "noise_multiplier": plan.noise_multiplier,
+        "sample_rate": plan.sample_rate,
+        "expected_batch": plan.expected_batch,
+        "steps": plan.steps,
+        "clip_norm": plan.clip_norm,
+        "dataset_size": plan.dataset_size,
+        "noise_source": NOISE_SOURCE,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "packages": {"rapid": rapid.__version__, **_versions()},
+    }
+
+
+def _round_up(epsilon: float) -> float:
+    return math.ceil(epsilon * 1e6) / 1e6
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,46 @@
+"""Progress of long work on standard error: rate, time left, and what else is worth knowing."""
+
+from __future__ import annotations
+
+import sys
+
+from tqdm import tqdm
+
+
+class Progress:
+    """A bar on a terminal, a line every ten seconds elsewhere. Use it as a context manager.
+
+    Args:
+        title: what is going on.
+        total: number of units.
+        unit: what one unit is.
+        done: units that an earlier run has done.
+    """
+
+    def __init__(self, title: str, total: int, unit: str = "step", done: int = 0) -> None:
+        terminal = sys.stderr.isatty()
+        self._bar = tqdm(
+            total=total,
+            initial=done,
+            desc=f"{title:<18}",
+            unit=unit,
+            unit_scale=total > 10_000,
+            ncols=None if terminal else 100,
+            mininterval=0.2 if terminal else 10.0,
+            file=sys.stderr,
+            dynamic_ncols=terminal,
+        )
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.close()
+
+    def advance(self, units: int = 1) -> None:
+        """Count units as done."""
+        self._bar.update(units)
+
+    def note(self, text: str) -> None:
+        """Show `text` behind the bar, from the next refresh on."""
+        self._bar.set_postfix_str(text, refresh=False)

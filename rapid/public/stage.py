@@ -1,0 +1,115 @@
+"""The public stage from images to a finished public bundle; what is done is not done again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from rapid.bundle import Bundle, BundleConfig, PublicData, is_finished, write_config
+from rapid.card import public_card
+from rapid.config import Settings
+from rapid.data import ImageSet, fit_images, join, load_images, split_indices
+from rapid.files import content_hash, replacing
+from rapid.models import Autoencoder, Denoiser, TrajectoryEncoder
+from rapid.public.knowledge_base import build_knowledge_base
+from rapid.public.networks import encode_all, train_autoencoder, train_denoiser, train_encoder
+from rapid.workspace import Workspace
+
+Network = TypeVar("Network", Autoencoder, Denoiser, TrajectoryEncoder)
+
+
+def build_public_bundle(
+    paths: Sequence[Path], out: Path, settings: Settings, device: torch.device, *, resume: bool
+) -> Bundle:
+    """Train the three networks on D_pre and D_ref, build the knowledge base, and write the bundle `out`.
+
+    Args:
+        paths: public image sets; several are joined and their classes kept apart.
+        out: new folder, or with `resume` one that an earlier run with the same images and settings began.
+        settings: the public sections are used; the others are recorded as the bundle's defaults.
+        device: where to train.
+        resume: go on with what `out` holds.
+
+    Returns:
+        The finished bundle.
+
+    Raises:
+        InputError: bad images, or an `out` that holds something else.
+    """
+    sets = [fit_images(load_images(path, "--public"), settings.image, f"--public {path}") for path in paths]
+    images = join(sets, "--public")
+    pre, reference = split_indices(len(images), settings.split)
+    data = PublicData(
+        sources=tuple(path.name for path in paths),
+        classes=images.classes,
+        pre_training=len(pre),
+        reference=len(reference),
+        fingerprint=images.fingerprint(),
+    )
+    plan = {"settings": settings.model_dump(mode="json"), "public": data.model_dump(mode="json")}
+    workspace = Workspace.enter(out, "build-kb", plan, resume=resume)
+    if is_finished(out):
+        return Bundle.open(out, "--out", "public")
+    hashes = _train_and_build(images, (pre, reference), workspace, settings, device)
+    config = BundleConfig(kind="public", settings=settings, classes=images.classes, public=data, networks=hashes)
+    (out / "README.md").write_text(public_card(config), encoding="utf-8")
+    write_config(out, config)
+    workspace.leave()
+    return Bundle.open(out, "--out", "public")
+
+
+def _train_and_build(
+    images: ImageSet,
+    split: tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]],
+    workspace: Workspace,
+    settings: Settings,
+    device: torch.device,
+) -> dict[str, str]:
+    """Run the four steps; returns the content hashes of the networks."""
+    pre, reference = split
+    num_classes = len(images.classes)
+    # without labels every image has the null class
+    all_labels = images.labels if images.labels is not None else np.full(len(images), num_classes, np.int64)
+    with replacing(workspace.out / "split.npz") as target, target.open("wb") as stream:
+        np.savez(stream, pre_training=pre, reference=reference)
+
+    def step(name: str, kind: type[Network], train: Callable[[Path], Network]) -> Network:
+        folder = workspace.out / name
+        if not folder.is_dir():
+            model = train(workspace.checkpoint(name))
+            with replacing(folder) as target:
+                model.save(target)
+            workspace.checkpoint(name).unlink(missing_ok=True)
+        return kind.load(folder).to(device)
+
+    autoencoder = step(
+        "autoencoder", Autoencoder, lambda path: train_autoencoder(settings, images.images[pre], device, path)
+    )
+
+    def denoiser_from(path: Path) -> Denoiser:
+        latents = encode_all(autoencoder, images.images[pre], device)
+        labels = torch.from_numpy(all_labels[pre]).to(device)
+        return train_denoiser(settings, latents, labels, num_classes, path)
+
+    denoiser = step("denoiser", Denoiser, denoiser_from)
+    encoder = step(
+        "encoder",
+        TrajectoryEncoder,
+        lambda path: train_encoder(settings, images.images[reference], autoencoder, denoiser, device, path),
+    )
+    hashes = {name: content_hash(workspace.out / name) for name in ("autoencoder", "denoiser", "encoder")}
+    if not (workspace.out / "knowledge_base").is_dir():
+        build_knowledge_base(
+            workspace.out / "knowledge_base",
+            settings,
+            images.images[reference],
+            all_labels[reference],
+            (autoencoder, denoiser, encoder),
+            hashes,
+            device,
+        )
+    return hashes

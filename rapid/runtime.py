@@ -1,0 +1,58 @@
+"""What a process needs before it computes: device, threads, memory allocator, signals."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from types import FrameType
+
+import torch
+
+from rapid.errors import InputError
+
+# <malloc.h>
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
+
+
+def keep_freed_memory() -> None:
+    """Make glibc keep freed memory instead of returning it to the system; does nothing elsewhere.
+
+    Training on the CPU allocates the same large blocks in every step. With glibc's defaults each is fresh memory that
+    the kernel must clear, which costs more than the arithmetic. The same as MALLOC_MMAP_MAX_=0, MALLOC_TRIM_THRESHOLD_ and
+    MALLOC_TOP_PAD_ in the environment, which take precedence because they were read at start.
+    """
+    if not sys.platform.startswith("linux") or "MALLOC_MMAP_MAX_" in os.environ:
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)
+        mallopt(_M_TOP_PAD, 1 << 30)
+        # blocks freed by one thread then serve the others
+        mallopt(_M_ARENA_MAX, 1)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device for `--device auto|cpu|cuda`.
+
+    Raises:
+        InputError: cuda was asked for and there is none, or an unknown name.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise InputError(f"--device {name}: choose auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: this machine or this build of torch has no CUDA; use --device cpu")
+    return torch.device(name)
+
+
+def stop_on_sigterm() -> None:
+    """Treat SIGTERM as Ctrl-C, so that training saves its state before it ends."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)

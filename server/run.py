@@ -1,0 +1,122 @@
+"""The process of `rapid serve`: takes the port, loads the model, serves until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rapid.errors import InputError
+
+if TYPE_CHECKING:
+    from server.worker import Worker
+
+# What runs when the server is told to stop may run on for so long; Docker kills after 10 seconds.
+GRACE_SECONDS = 7
+
+
+def serve(path: Path, *, host: str, port: int, device: str) -> None:
+    """Serve the bundle at `path` until SIGINT (Ctrl-C) or SIGTERM; port 0 is any free one.
+
+    Prints one line, with the real port, when requests are answered. The port is taken before the model is loaded, and
+    held: one in use is an error at once, not after a minute. Told to stop, the server takes no more requests, lets
+    what runs end within `GRACE_SECONDS`, refuses the rest with 503, and returns; a second Ctrl-C does not wait.
+
+    Raises InputError for a port or host that cannot be had and for whatever is wrong with the bundle.
+    """
+    try:
+        import uvicorn
+
+        from server.app import create_app
+    except ModuleNotFoundError as error:
+        raise InputError(f"serve: {error.name} is not installed; pip install 'rapid[serve]'") from None
+
+    with listen(host, port) as listener:
+        from rapid.generate import Generator
+
+        generator = Generator.open(path, device=device)
+        app = create_app(generator)
+        worker: Worker = app.state.worker
+        line = f"serving {generator.name} at {_url(host, listener)}"
+
+        class Server(uvicorn.Server):
+            """uvicorn, but a signal is the ordinary end: exit 0, not death by that signal."""
+
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets)
+                print(line, flush=True)
+
+            async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+                asyncio.get_running_loop().call_later(GRACE_SECONDS, worker.stop)
+                await super().shutdown(sockets)
+
+            @contextmanager
+            def capture_signals(self) -> Iterator[None]:
+                if threading.current_thread() is not threading.main_thread():
+                    yield
+                    return
+                handlers = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
+                try:
+                    yield
+                finally:
+                    for sig, handler in handlers.items():
+                        signal.signal(sig, handler)
+
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            ws="none",
+            lifespan="on",
+            timeout_graceful_shutdown=GRACE_SECONDS + 2,
+        )
+        try:
+            Server(config).run(sockets=[listener])
+        finally:
+            worker.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Take the port: a listening socket. Raises InputError that says what to change if it cannot be had."""
+    if not 0 <= port <= 65535:
+        raise InputError(f"--port {port}: choose one in 0..65535 (0: any free one)")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError):
+        raise InputError(f"--host {host}: no such address; use 127.0.0.1, or 0.0.0.0 for all networks") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise InputError(_refusal(error, host, port)) from None
+    return listener
+
+
+def _refusal(error: OSError, host: str, port: int) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return f"--port {port}: in use on {host}; choose another"
+        case errno.EACCES:
+            return f"--port {port}: not permitted on {host}; choose one above 1023"
+        case errno.EADDRNOTAVAIL:
+            return f"--host {host}: not an address of this machine; use 127.0.0.1, or 0.0.0.0 for all networks"
+        case _:
+            return f"--port {port}: cannot be had on {host} ({error.strerror}); choose another"
+
+
+def _url(host: str, listener: socket.socket) -> str:
+    """The address to type, with the real port."""
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{name}:{listener.getsockname()[1]}"

@@ -1,0 +1,85 @@
+"""Fixtures that many tests share: tiny real bundles, made once a session by the real stages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rapid.bundle import Bundle
+from rapid.config import Settings, load_settings
+from rapid.data import load_images, sample_path
+from rapid.private import train_private_bundle
+from rapid.public import build_public_bundle
+
+CPU = torch.device("cpu")
+
+TINY = [
+    "autoencoder.channels=8",
+    "autoencoder.multipliers=[1,1,1]",
+    "autoencoder.training.steps=3",
+    "autoencoder.training.batch_size=8",
+    "denoiser.channels=8",
+    "denoiser.head_channels=4",
+    "denoiser.training.steps=3",
+    "denoiser.training.batch_size=8",
+    "encoder.channels=8",
+    "encoder.features=8",
+    "encoder.training.steps=2",
+    "encoder.training.batch_size=8",
+    "private.expected_batch=20",
+    "private.steps=3",
+    "private.physical_batch=8",
+]
+
+
+@pytest.fixture(scope="session")
+def tiny_settings() -> Settings:
+    """The demo's settings with the smallest networks and a few steps."""
+    return load_settings("demo", TINY)
+
+
+def save_subset(source: Path, target: Path, count: int) -> Path:
+    """The first `count` images of a sample as an `.npz`."""
+    images = load_images(source, "source")
+    assert images.labels is not None
+    np.savez(target, images=images.images[:count], labels=images.labels[:count], classes=np.array(images.classes))
+    return target
+
+
+@pytest.fixture(scope="session")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 letters."""
+    return save_subset(sample_path("letters"), tmp_path_factory.mktemp("letters") / "letters.npz", 60)
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """100 digits of the classes 0 to 9."""
+    return save_subset(sample_path("digits"), tmp_path_factory.mktemp("digits") / "digits.npz", 100)
+
+
+@pytest.fixture(scope="session")
+def public_bundle(tmp_path_factory: pytest.TempPathFactory, letters: Path, tiny_settings: Settings) -> Path:
+    """A finished tiny public bundle."""
+    out = tmp_path_factory.mktemp("bundles") / "public"
+    return build_public_bundle([letters], out, tiny_settings, CPU, resume=False).path
+
+
+@pytest.fixture(scope="session")
+def private_bundle(
+    tmp_path_factory: pytest.TempPathFactory, public_bundle: Path, digits: Path, tiny_settings: Settings
+) -> Path:
+    """A finished tiny private bundle with the classes 0 to 9."""
+    out = tmp_path_factory.mktemp("bundles") / "private"
+    return train_private_bundle(
+        public_bundle, digits, out, tiny_settings, epsilon=10.0, delta=None, device=CPU, resume=False
+    ).path
+
+
+@pytest.fixture(scope="session")
+def private(private_bundle: Path) -> Bundle:
+    """The private bundle, opened."""
+    return Bundle.open(private_bundle, "--model", "private")

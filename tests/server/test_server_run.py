@@ -1,0 +1,113 @@
+"""The process of `rapid serve`: port, one line, signals."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rapid.errors import InputError
+from server.run import listen, serve
+
+
+def command(bundle: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "rapid", "serve", "--model", str(bundle), "--device", "cpu", *options]
+
+
+@contextmanager
+def process(bundle: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """A server process, the line that it printed, and its address."""
+    with subprocess.Popen(
+        command(bundle, "--port", "0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            found = re.search(r"http://\S+", line)
+            assert found, server.communicate()
+            yield server, line, found.group()
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_serves_until_a_signal(private_bundle: Path, sent: signal.Signals) -> None:
+    with process(private_bundle) as (server, line, url):
+        assert re.fullmatch(rf"serving {private_bundle.name} at http://127\.0\.0\.1:\d+\n", line)
+        assert httpx.get(f"{url}/readyz").status_code == 200
+        assert httpx.post(f"{url}/generate", json={"count": 1}, timeout=60).status_code == 200
+        server.send_signal(sent)
+        out, err = server.communicate(timeout=30)
+        assert (server.returncode, out, err) == (0, "", "")
+
+
+def test_a_signal_while_images_are_made(private_bundle: Path) -> None:
+    with process(private_bundle) as (server, _, url), ThreadPoolExecutor() as pool:
+        running = pool.submit(httpx.post, f"{url}/generate", json={"count": 1000}, timeout=60)
+        time.sleep(0.5)
+        server.send_signal(signal.SIGTERM)
+        start = time.monotonic()
+        assert running.result().status_code in (200, 503)
+        _, err = server.communicate(timeout=30)
+        assert time.monotonic() - start < 15
+        assert (server.returncode, err) == (0, "")
+
+
+def test_port_in_use(private_bundle: Path) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            command(private_bundle, "--port", str(port)), capture_output=True, text=True, check=False, timeout=60
+        )
+    assert done.returncode == 2
+    assert f"--port {port}: in use on 127.0.0.1; choose another" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_port_is_taken_before_the_model_is_looked_at(tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as taken, pytest.raises(InputError, match=r"--port \d+: in use"):
+        serve(tmp_path / "missing", host="127.0.0.1", port=taken.getsockname()[1], device="cpu")
+
+
+def test_a_missing_model_gives_the_port_back(tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(InputError):
+        serve(tmp_path / "missing", host="127.0.0.1", port=port, device="cpu")
+    listen("127.0.0.1", port).close()
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "message"),
+    [
+        ("127.0.0.1", -1, r"--port -1: choose one in 0\.\.65535"),
+        ("127.0.0.1", 65536, r"--port 65536: choose one in 0\.\.65535"),
+        ("192.0.2.1", 0, r"--host 192\.0\.2\.1: not an address of this machine"),
+        ("no such host", 0, "--host no such host: no such address"),
+        ("a" * 70 + ".example", 0, "--host a+.example: no such address"),
+    ],
+)
+def test_a_bad_address_is_told(host: str, port: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        listen(host, port)
+
+
+def test_a_port_just_left_is_free_again() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        address = listener.getsockname()
+        with socket.create_connection(address) as client:
+            accepted, _ = listener.accept()
+            accepted.close()  # this side closes first, and lingers in TIME_WAIT
+            assert client.recv(1) == b""
+    listen("127.0.0.1", address[1]).close()
