@@ -74,9 +74,14 @@ class AutoencoderSettings(Section):
     channels: int = Field(32, ge=1)
     multipliers: tuple[int, ...] = (1, 2, 2)
     blocks: int = Field(1, ge=1, description="residual blocks at each resolution")
-    attention: bool = Field(True, description="self-attention in the middle block")
+    attention: tuple[int, ...] = Field((), description="resolutions with self-attention; if any, the middle block too")
     kl_weight: float = Field(1e-6, ge=0)
     training: Training = Training()
+
+    @property
+    def reduction(self) -> int:
+        """Side of an image over side of its latent."""
+        return 1 if self.kind == "none" else self.patch << (len(self.multipliers) - 1)
 
 
 class DenoiserSettings(Section):
@@ -86,7 +91,8 @@ class DenoiserSettings(Section):
     multipliers: tuple[int, ...] = (1, 2)
     blocks: int = Field(1, ge=1)
     attention: tuple[bool, ...] = Field((True, True), description="attention at each resolution, finest first")
-    head_channels: int = Field(8, ge=1, description="channels of one attention head")
+    heads: int = Field(4, ge=1, description="attention heads; with embedding, those of the finest resolution")
+    transformer_depth: int = Field(1, ge=1, description="transformer layers an attention block, for cross-attention")
     conditioning: Literal["embedding", "cross-attention"] = "embedding"
     context_dim: int = Field(5, ge=1, description="width of the class embedding for cross-attention")
     label_dropout: float = Field(0.1, ge=0, le=1, description="share of examples trained with the null class")
@@ -96,6 +102,8 @@ class DenoiserSettings(Section):
     def _same_depth(self) -> Self:
         if len(self.attention) != len(self.multipliers):
             raise ValueError("attention needs one entry for each of multipliers")
+        if self.channels % self.heads:
+            raise ValueError(f"channels ({self.channels}) must be divisible by heads ({self.heads})")
         return self
 
 
@@ -188,10 +196,10 @@ class Settings(Section):
             raise ValueError(f"retrieval.k must lie in 1..{T} (schedule.timesteps), not {self.retrieval.k}")
         if self.generation.steps > T:
             raise ValueError(f"generation.steps must be at most {T} (schedule.timesteps), not {self.generation.steps}")
-        if self.autoencoder.kind == "kl":
-            factor = self.autoencoder.patch * 2 ** (len(self.autoencoder.multipliers) - 1)
-            if self.image.size % factor:
-                raise ValueError(f"image.size must be divisible by {factor}, the reduction of the autoencoder")
+        if self.image.size % self.autoencoder.reduction:
+            raise ValueError(
+                f"image.size must be divisible by {self.autoencoder.reduction}, the autoencoder's reduction"
+            )
         factor = 2 ** (len(self.denoiser.multipliers) - 1)
         if self.latent_size % factor:
             raise ValueError(
@@ -203,9 +211,7 @@ class Settings(Section):
     @property
     def latent_size(self) -> int:
         """Height and width of a latent."""
-        if self.autoencoder.kind == "none":
-            return self.image.size
-        return self.image.size // self.autoencoder.patch // 2 ** (len(self.autoencoder.multipliers) - 1)
+        return self.image.size // self.autoencoder.reduction
 
     @property
     def latent_channels(self) -> int:

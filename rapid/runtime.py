@@ -20,8 +20,8 @@ def keep_freed_memory() -> None:
     """Make glibc keep freed memory instead of returning it to the system; does nothing elsewhere.
 
     Training on the CPU allocates the same large blocks in every step. With glibc's defaults each is fresh memory that
-    the kernel must clear, which costs more than the arithmetic. The same as MALLOC_MMAP_MAX_=0, MALLOC_TRIM_THRESHOLD_ and
-    MALLOC_TOP_PAD_ in the environment, which take precedence because they were read at start.
+    the kernel must clear, which costs more than the arithmetic. The same as MALLOC_MMAP_MAX_=0, MALLOC_TRIM_THRESHOLD_
+    and MALLOC_TOP_PAD_ in the environment, which take precedence because they were read at start.
     """
     if not sys.platform.startswith("linux") or "MALLOC_MMAP_MAX_" in os.environ:
         return

@@ -42,17 +42,18 @@ class Autoencoder(nn.Module):
         config: dict[str, Any] = {"kind": s.kind, "latent_channels": settings.latent_channels, "patch": s.patch}
         if s.kind == "kl":
             widths = [s.channels * m for m in s.multipliers]
+            attention = [settings.image.size // (s.patch << level) in s.attention for level in range(len(widths))]
             config["network"] = {
                 "in_channels": settings.image.channels * s.patch**2,
                 "out_channels": settings.image.channels * s.patch**2,
-                "down_block_types": ["DownEncoderBlock2D"] * len(widths),
-                "up_block_types": ["UpDecoderBlock2D"] * len(widths),
+                "down_block_types": ["AttnDownEncoderBlock2D" if a else "DownEncoderBlock2D" for a in attention],
+                "up_block_types": ["AttnUpDecoderBlock2D" if a else "UpDecoderBlock2D" for a in reversed(attention)],
                 "block_out_channels": widths,
                 "layers_per_block": s.blocks,
                 "latent_channels": s.latent_channels,
                 "norm_num_groups": math.gcd(32, s.channels),
                 "sample_size": settings.image.size // s.patch,
-                "mid_block_add_attention": s.attention,
+                "mid_block_add_attention": bool(s.attention),
             }
         return cls(config)
 

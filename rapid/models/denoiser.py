@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -53,13 +52,14 @@ class Denoiser(nn.Module):
             network |= {
                 "cross_attention_dim": s.context_dim,
                 # diffusers reads this argument of the conditional U-Net as the number of heads
-                "attention_head_dim": [width // s.head_channels for width in widths],
+                "attention_head_dim": s.heads,
+                "transformer_layers_per_block": s.transformer_depth,
                 "mid_block_type": "UNetMidBlock2DCrossAttn",
             }
         else:
             # "identity": the U-Net adds the vector that it is given to the timestep embedding
             network |= {
-                "attention_head_dim": s.head_channels,
+                "attention_head_dim": s.channels // s.heads,
                 "add_attention": any(s.attention),
                 "class_embed_type": "identity",
             }
@@ -114,7 +114,10 @@ class Denoiser(nn.Module):
             noise = self.unet(x, t - 1, class_labels=context).sample
         return noise
 
-    __call__: Callable[[Tensor, Tensor, Tensor], Tensor]
+    def __call__(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        """See `forward`; typed."""
+        noise: Tensor = super().__call__(x, t, labels)
+        return noise
 
     def null_labels(self, count: int) -> Tensor:
         """The null class, int64 (count,), on the device of the weights."""

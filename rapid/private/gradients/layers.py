@@ -123,7 +123,8 @@ def _patches(layer: nn.Conv2d, x: Tensor) -> Tensor:
     (kh, kw), (dh, dw) = layer.kernel_size, layer.dilation
     (sh, sw), groups = layer.stride, layer.groups
     if (kh, kw, sh, sw) == (1, 1, 1, 1):
-        return x.unflatten(1, (groups, -1)).flatten(3).transpose(2, 3)
+        pointwise: Tensor = x.unflatten(1, (groups, -1)).flatten(3).transpose(2, 3)
+        return pointwise
     x = x.contiguous()  # as_strided below is right only for the strides that it reads here
     n, channels, height, width = x.shape
     rows, columns = (height - dh * (kh - 1) - 1) // sh + 1, (width - dw * (kw - 1) - 1) // sw + 1
