@@ -112,7 +112,7 @@ class Generator:
             text = str(label)
             if text in names and not isinstance(label, int):
                 resolved.append(names[text])
-            elif text.isascii() and text.isdigit() and int(text) < len(self.classes):
+            elif text.isascii() and text.isdigit() and len(text) < 10 and int(text) < len(self.classes):
                 resolved.append(int(text))
             else:
                 known = f"the model knows {', '.join(self.classes)}" if self.classes else "the model has no classes"

@@ -117,7 +117,7 @@ def test_conv2d(
 
 
 def test_conv2d_with_same_padding_and_strided_input() -> None:
-    compare_layer(nn.Conv2d(3, 4, (2, 3), padding="same"), torch.randn(3, 6, 8, 8)[:, ::2, :, 1:])
+    compare_layer(nn.Conv2d(3, 4, (1, 3), padding="same", dilation=2), torch.randn(3, 6, 8, 8)[:, ::2, :, 1:])
 
 
 @settings(max_examples=25, deadline=None)

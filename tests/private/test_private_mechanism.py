@@ -1,0 +1,151 @@
+"""The mechanism: Poisson batches, clipped sums, noise, and neighbouring data sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor, nn
+
+from rapid.bundle import Bundle
+from rapid.config import Settings, apply_overrides
+from rapid.data import fit_images, load_images
+from rapid.diffusion import Schedule
+from rapid.errors import PrivacyRefused
+from rapid.private.gradients import BookKeeper
+from rapid.private.mechanism import PrivateMechanism
+from rapid.private.objectives import Draws, PrivateObjective, Retriever
+from rapid.private.plan import Plan
+from rapid.public.networks import encode_all
+
+
+def plan_of(**changes: float) -> Plan:
+    base = {
+        "dataset_size": 40, "expected_batch": 10, "steps": 5, "clip_norm": 0.5, "noise_multiplier": 2.0, "delta": 1e-3,
+    }  # fmt: skip
+    return Plan.model_validate(base | changes)
+
+
+class Data:
+    """A small regression: per-example losses by index, and a record of the calls."""
+
+    def __init__(self, count: int) -> None:
+        torch.manual_seed(0)
+        self.network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        self.x = torch.randn(count, 3)
+        self.calls: list[int] = []
+
+    def losses(self, indices: Tensor) -> Tensor:
+        self.calls.append(len(indices))
+        return self.network(self.x[indices]).square().sum(1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(physical=st.integers(1, 50), count=st.integers(0, 40))
+def test_physical_pieces_of_any_size_give_the_same_sum(physical: int, count: int) -> None:
+    data = Data(40)
+    indices = torch.randperm(40)[:count]
+    whole = PrivateMechanism(plan_of(), data.network, data.losses, physical_batch=1000).clipped_sum(indices)
+    data.calls.clear()
+    pieces = PrivateMechanism(plan_of(), data.network, data.losses, physical_batch=physical).clipped_sum(indices)
+    torch.testing.assert_close(pieces, whole, rtol=1e-4, atol=1e-6)
+    assert sum(data.calls) == count
+    assert all(0 < size <= physical for size in data.calls)
+
+
+def test_batches_are_poisson() -> None:
+    data = Data(1)
+    plan = plan_of(dataset_size=500, expected_batch=60)
+    mechanism = PrivateMechanism(plan, data.network, data.losses, physical_batch=8)
+    draws = np.zeros((400, 500), bool)
+    for row in draws:
+        row[mechanism.draw_batch().numpy()] = True
+    rate = 60 / 500
+    # sizes follow the binomial, each image is drawn at the rate, and pairs are independent
+    sizes = draws.sum(1)
+    edges = stats.binom.ppf(np.linspace(0, 1, 9)[1:-1], 500, rate)
+    observed = np.histogram(sizes, np.concatenate([[-1], edges + 0.5, [501]]))[0]
+    expected = 400 * np.diff(stats.binom.cdf(np.concatenate([[-1], edges, [500]]), 500, rate))
+    assert stats.chisquare(observed, expected).pvalue > 1e-5
+    assert abs(draws.mean() - rate) < 5 * np.sqrt(rate * (1 - rate) / draws.size)
+    assert stats.kstest(draws.sum(0), stats.binom(400, rate).cdf).statistic < 0.15
+    pairs = (draws[:, ::2] & draws[:, 1::2]).mean()
+    assert abs(pairs - rate**2) < 5 * np.sqrt(rate**2 / (400 * 250))
+
+
+def test_noise_has_the_planned_scale_once_a_step_whatever_the_pieces() -> None:
+    network = nn.Linear(300, 300)
+    for physical in (1, 64):
+        plan = plan_of(dataset_size=60, expected_batch=30, noise_multiplier=3.0, clip_norm=0.2)
+        # losses without a gradient: what comes out is the noise
+        mechanism = PrivateMechanism(
+            plan, network, lambda i: network(torch.zeros(len(i), 300)).sum(1) * 0, physical_batch=physical
+        )
+        noise = torch.cat([part.flatten() for part in mechanism.gradient()]).numpy()
+        scale = 3.0 * 0.2 / 30
+        assert stats.kstest(noise / scale, "norm").pvalue > 1e-5
+
+
+def test_an_empty_batch_is_a_step_with_noise() -> None:
+    data = Data(100_000)
+    plan = plan_of(dataset_size=10**9, expected_batch=1).model_copy(update={"dataset_size": 100, "expected_batch": 1})
+    mechanism = PrivateMechanism(plan, data.network, data.losses, physical_batch=8)
+    for _ in range(plan.steps):
+        batch = mechanism.clipped_sum(torch.zeros(0, dtype=torch.int64))
+        assert all(not part.any() for part in batch)
+        assert any(part.any() for part in mechanism.gradient())
+    assert mechanism.steps_taken == plan.steps
+
+
+def test_the_sum_is_divided_by_the_expected_batch() -> None:
+    data = Data(40)
+    plan = plan_of(noise_multiplier=0.0, expected_batch=40)
+    mechanism = PrivateMechanism(plan, data.network, data.losses, physical_batch=16)
+    total, _ = BookKeeper(data.network).clipped_sum(lambda: data.losses(torch.arange(40)), 40, 0.5)
+    torch.testing.assert_close(mechanism.gradient(), [part / 40 for part in total], rtol=1e-4, atol=1e-7)
+
+
+def test_a_step_beyond_the_plan_is_refused_before_any_example_is_seen() -> None:
+    data = Data(40)
+    mechanism = PrivateMechanism(plan_of(), data.network, data.losses, physical_batch=8, steps_taken=5)
+    with pytest.raises(PrivacyRefused, match="5 planned steps"):
+        mechanism.gradient()
+    assert not data.calls
+
+
+@pytest.mark.parametrize("objective", ["rapid", "late", "ldm"])
+def test_one_image_more_changes_the_sum_by_at_most_clip_norm(
+    objective: str, public_bundle: Path, digits: Path, tiny_settings: Settings
+) -> None:
+    chosen = apply_overrides(tiny_settings.model_dump(mode="json"), [f"private.objective={objective}"])
+    bundle = Bundle.open(public_bundle, "--base")
+    public = bundle.public_denoiser().requires_grad_(False)
+    denoiser = public.with_classes(10).requires_grad_(True)
+    images = fit_images(load_images(digits, "--private"), chosen.image, "--private")
+    assert images.labels is not None
+    latents = encode_all(bundle.autoencoder(), images.images, torch.device("cpu"))
+    schedule = Schedule.build(chosen.schedule)
+    retriever = Retriever(schedule, public, bundle.encoder(), bundle.knowledge_base(), chosen.retrieval.k)
+    target = PrivateObjective(
+        chosen, denoiser, retriever if objective == "rapid" else None, latents, torch.from_numpy(images.labels),
+        torch.Generator(),
+    )  # fmt: skip
+    count, clip_norm = 12, 0.01
+    draws = target.draw(count)
+    keeper = BookKeeper(denoiser)
+
+    def total(rows: slice) -> Tensor:
+        part = Draws(*(value[rows] for value in draws))
+        indices = torch.arange(count)[rows]
+        sums, _ = keeper.clipped_sum(lambda: target.losses(indices, part), len(indices), clip_norm)
+        return torch.cat([s.double().flatten() for s in sums])
+
+    everything = total(slice(0, count))
+    for rows in (slice(0, count - 1), slice(1, count)):
+        # the other sums are of floats of this size, which is where the tolerance comes from
+        assert (everything - total(rows)).norm() <= clip_norm * (1 + 1e-4)
