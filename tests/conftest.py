@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests_support import TINY
 
 from rapid.bundle import Bundle
 from rapid.config import Settings, load_settings
@@ -15,24 +16,6 @@ from rapid.private import train_private_bundle
 from rapid.public import build_public_bundle
 
 CPU = torch.device("cpu")
-
-TINY = [
-    "autoencoder.channels=8",
-    "autoencoder.multipliers=[1,1,1]",
-    "autoencoder.training.steps=3",
-    "autoencoder.training.batch_size=8",
-    "denoiser.channels=8",
-    "denoiser.heads=2",
-    "denoiser.training.steps=3",
-    "denoiser.training.batch_size=8",
-    "encoder.channels=8",
-    "encoder.features=8",
-    "encoder.training.steps=2",
-    "encoder.training.batch_size=8",
-    "private.expected_batch=20",
-    "private.steps=3",
-    "private.physical_batch=8",
-]
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rapid.config import Settings
+from rapid.models.groups import group_count
 from rapid.models.storage import load_weights, read_config, save_network
 
 
@@ -51,7 +51,7 @@ class Autoencoder(nn.Module):
                 "block_out_channels": widths,
                 "layers_per_block": s.blocks,
                 "latent_channels": s.latent_channels,
-                "norm_num_groups": math.gcd(32, s.channels),
+                "norm_num_groups": group_count(s.channels),
                 "sample_size": settings.image.size // s.patch,
                 "mid_block_add_attention": bool(s.attention),
             }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,6 +10,7 @@ from diffusers import UNet2DConditionModel, UNet2DModel
 from torch import Tensor, nn
 
 from rapid.config import Settings
+from rapid.models.groups import group_count
 from rapid.models.storage import load_weights, read_config, save_network
 
 
@@ -46,7 +46,7 @@ class Denoiser(nn.Module):
             "layers_per_block": s.blocks,
             "down_block_types": [kinds[0] if a else "DownBlock2D" for a in s.attention],
             "up_block_types": [kinds[1] if a else "UpBlock2D" for a in reversed(s.attention)],
-            "norm_num_groups": math.gcd(32, s.channels),
+            "norm_num_groups": group_count(s.channels),
         }
         if cross:
             network |= {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rapid.config import Settings
+from rapid.models.groups import group_count
 from rapid.models.storage import load_weights, read_config, save_network
 
 
@@ -39,7 +39,7 @@ class TrajectoryEncoder(nn.Module):
         super().__init__()
         self.config = config
         channels, size = config["channels"], config["latent_size"]
-        groups = math.gcd(32, channels)
+        groups = group_count(channels)
         self.first = nn.Conv2d(config["latent_channels"], channels, 3, 1, 1)
         blocks: list[nn.Module] = [_Block(channels, 2 * channels, groups, 1)]
         width = 2 * channels

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from rapid.private.gradients.layers import Call, Gradient, UnsupportedLayer, rule_for
 
 NORM_MARGIN = 1e-5
 """Norms are taken this much (relatively) too large, so that float32 rounding cannot lift a clipped gradient over C."""
+
+
+class Record(NamedTuple):
+    """One call of a layer during the forward pass."""
+
+    layer: nn.Module
+    input: Tensor
+    output: GradientEdge
 
 
 class BookKeeper:
@@ -69,13 +79,13 @@ class BookKeeper:
             values = losses()
             if values.shape != (count,):
                 raise ValueError(f"losses must have shape ({count},), not {tuple(values.shape)}")
-            outputs = [output for _, _, output in records]
-            grads = torch.autograd.grad(values.sum(), outputs, allow_unused=True) if records else ()
+            edges = [record.output for record in records]
+            grads = torch.autograd.grad(values.sum(), edges, allow_unused=True) if edges else ()
         calls: dict[nn.Module, list[Call]] = {}
         for (layer, x, _), grad in zip(records, grads, strict=True):
             if grad is not None:
                 calls.setdefault(layer, []).append(Call(x, grad))
-        del records, outputs, grads, values
+        del records, edges, grads, values
         result: dict[nn.Parameter, Gradient] = {}
         with torch.no_grad():
             for layer, (name, rule) in self._layers.items():
@@ -89,19 +99,20 @@ class BookKeeper:
         return result
 
     @contextmanager
-    def _recording(self) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
+    def _recording(self) -> Iterator[list[Record]]:
         """Record inputs and outputs of the layers; no parameter takes part in autograd meanwhile."""
-        records: list[tuple[nn.Module, Tensor, Tensor]] = []
+        records: list[Record] = []
 
         def record(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
             if not args:
                 raise UnsupportedLayer(f"layer '{self._layers[layer][0]}' was called with keyword arguments only")
-            if not output.requires_grad:
+            starts = not output.requires_grad
+            if starts:
                 # with frozen parameters a layer near the input starts the graph itself
                 output.requires_grad_()
-            records.append((layer, args[0].detach(), output))
-            # a view: what later code does in place reaches the recorded tensor's successor only
-            return output.view_as(output)
+            # an edge, not the tensor: it still means this output if later code works in place on it
+            records.append(Record(layer, args[0].detach(), get_gradient_edge(output)))
+            return output.clone() if starts else output
 
         hooks = [layer.register_forward_hook(record) for layer in self._layers]
         for parameter in self.parameters:

@@ -1,0 +1,200 @@
+"""The command line: bad input in one line, nothing half-written; stopped and resumed as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests_support import TINY
+
+from rapid.cli import main
+
+Paths = dict[str, Path]
+
+
+@pytest.fixture
+def paths(tmp_path: Path, public_bundle: Path, private_bundle: Path, letters: Path, digits: Path) -> Paths:
+    np.savez(tmp_path / "floats.npz", images=np.zeros((4, 28, 28)))
+    np.savez(tmp_path / "large.npz", images=np.zeros((4, 40, 40), np.uint8))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    return {
+        "tmp": tmp_path, "public": public_bundle, "private": private_bundle, "letters": letters, "digits": digits,
+        "new": tmp_path / "new",
+    }  # fmt: skip
+
+
+BUILD = "build-kb --public {letters} --out {new} --preset demo"
+TRAIN = "train-private --base {public} --private {digits} --epsilon 1 --out {new}"
+GENERATE = "generate --model {private} --count 2 --out {new}.npz"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("build-kb --public {tmp}/none --out {new}", "--public"),
+        ("build-kb --public {tmp}/empty --out {new}", "no images"),
+        ("build-kb --public {tmp}/floats.npz --out {new}", "uint8"),
+        ("build-kb --public {tmp}/large.npz --out {new}", "image.fit=resize"),
+        ("build-kb --public {letters} --out {tmp}/full", "--out"),
+        (BUILD.replace("demo", "nonsense"), "--preset nonsense"),
+        (BUILD + " --set retrieval.k=100", "k must be larger than v"),
+        (BUILD + " --set retrieval.k=200", "k must be larger than v"),
+        (BUILD + " --set retrieval.k=1001", "1..1000"),
+        (BUILD + " --set retrieval.v=0", "retrieval.v"),
+        (BUILD + " --set denoiser.chanels=3", "denoiser.chanels"),
+        (BUILD + " --set nonsense", "section.name=value"),
+        (BUILD + " --set image.size=30", "divisible"),
+        (BUILD + " --device tpu", "--device tpu"),
+        (TRAIN.replace("--epsilon 1", "--epsilon 0"), "--epsilon"),
+        (TRAIN.replace("--epsilon 1", "--epsilon -3"), "--epsilon"),
+        (TRAIN.replace("--epsilon 1", "--epsilon nan"), "--epsilon"),
+        (TRAIN + " --delta 0", "--delta"),
+        (TRAIN + " --delta 1.5", "--delta"),
+        (TRAIN + " --set private.expected_batch=101", "expected_batch"),
+        (TRAIN + " --set retrieval.k=900", "the public bundle"),
+        (TRAIN + " --set private.trainable=[nothing]", "private.trainable"),
+        (TRAIN.replace("{public}", "{private}"), "expected a public one"),
+        (TRAIN.replace("{public}", "{tmp}/none"), "--base"),
+        (TRAIN.replace("{public}", "{tmp}/full"), "no config.json"),
+        (TRAIN.replace("{digits}", "{tmp}/none"), "--private"),
+        (TRAIN.replace("{digits}", "{tmp}/large.npz"), "do not fit"),
+        (GENERATE.replace("--count 2", "--count 0"), "--count 0"),
+        (GENERATE + " --labels 0,11", "--labels 11"),
+        (GENERATE + " --seed -1", "--seed"),
+        (GENERATE + " --set private.steps=3", "generation"),
+        (GENERATE + " --set generation.sampler=magic", "generation.sampler"),
+        (GENERATE.replace("{new}.npz", "{tmp}/full"), "not empty"),
+        (GENERATE.replace("{new}.npz", "{new}.jpg"), "--out"),
+        (GENERATE.replace("{private}", "{tmp}/empty"), "--model"),
+        ("evaluate --synthetic {tmp}/none --real {digits} --out {new}.json", "--synthetic"),
+        ("info {tmp}/full", "no config.json"),
+        ("serve --model {tmp}/empty --port 0", "--model"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    command: str, words: str, paths: Paths, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(paths["tmp"].rglob("*"))
+    assert main([part.format(**paths) for part in command.split()]) == 2
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("rapid: ")]
+    assert len(lines) == 1
+    assert words in lines[0]
+    left = [path for path in sorted(paths["tmp"].rglob("*")) if path not in before]
+    assert not left
+
+
+def test_a_large_delta_is_warned_of(paths: Paths, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([part.format(**paths) for part in (TRAIN + " --delta 0.02").split()]) == 0
+    assert "rapid: warning: --delta 0.02 is more than 1/N" in capfd.readouterr().err
+
+
+def test_generate_info_and_evaluate(paths: Paths, capfd: pytest.CaptureFixture[str]) -> None:
+    out = paths["tmp"] / "images.npz"
+    command = ["generate", "--model", str(paths["private"]), "--count", "5", "--labels", "3,7", "--seed", "4"]
+    assert main([*command, "--out", str(out)]) == 0
+    with np.load(out) as made:
+        assert made["images"].shape == (5, 32, 32)
+        assert made["labels"].tolist() == [3, 7, 3, 7, 3]
+        assert made["classes"].tolist() == list("0123456789")
+        images = made["images"]
+    assert "seed 4" in capfd.readouterr().out
+    folder = paths["tmp"] / "folder"
+    assert main([*command, "--out", str(folder)]) == 0
+    from rapid.data import load_images
+
+    again = load_images(folder, "--public")
+    assert again.classes == ("3", "7")
+    assert (again.images[:3] == images[::2]).all()
+    capfd.readouterr()
+    assert main(["info", str(paths["private"])]) == 0
+    text = capfd.readouterr().out
+    assert json.loads(text[: text.rindex("}") + 1])["privacy"]["dataset_size"] == 100
+    assert "differentially private" in text
+    report = paths["tmp"] / "report.json"
+    arguments = ["evaluate", "--synthetic", str(out), "--real", str(out), "--out", str(report)]
+    assert main(arguments) == 0
+    assert 0 <= json.loads(report.read_text())["utility"]["synthetic"]["accuracy"] <= 1
+
+
+def test_help_of_every_command(capfd: pytest.CaptureFixture[str]) -> None:
+    for command in ([], ["build-kb"], ["train-private"], ["generate"], ["evaluate"], ["serve"], ["info"], ["demo"]):
+        with pytest.raises(SystemExit) as caught:
+            main([*command, "--help"])
+        assert caught.value.code == 0
+        assert "usage: rapid" in capfd.readouterr().out
+    with pytest.raises(SystemExit) as caught:
+        main(["nonsense"])
+    assert caught.value.code == 2
+
+
+def start(arguments: list[str]) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "rapid", *arguments]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def tiny(*more: str) -> list[str]:
+    return [part for override in [*TINY, *more] for part in ("--set", override)]
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_build_kb_is_stopped_and_resumed(tmp_path: Path, letters: Path, number: signal.Signals) -> None:
+    out = tmp_path / "out"
+    arguments = ["build-kb", "--public", str(letters), "--out", str(out), "--preset", "demo"]
+    arguments += tiny("autoencoder.training.steps=300", "denoiser.training.steps=40")
+    process = start(arguments)
+    # the first network is done, so the second is under way or about to be
+    wait_for(out / "autoencoder")
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "go on with --resume" in errors
+    assert "Traceback" not in errors
+    assert not (out / "config.json").exists()
+    weights = (out / "autoencoder" / "diffusion_pytorch_model.safetensors").stat().st_mtime_ns
+    again = start([*arguments, "--resume"])
+    output, errors = again.communicate(timeout=90)
+    assert again.returncode == 0, errors
+    assert "18 entries" in output
+    assert (out / "autoencoder" / "diffusion_pytorch_model.safetensors").stat().st_mtime_ns == weights
+
+
+def test_train_private_is_stopped_and_resumed(tmp_path: Path, public_bundle: Path, digits: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ["train-private", "--base", str(public_bundle), "--private", str(digits), "--epsilon", "8"]
+    arguments += ["--out", str(out), "--set", "private.steps=150"]
+    process = start(arguments)
+    wait_for(out / "checkpoints" / "plan.json")
+    time.sleep(2.0)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert not (out / "privacy.json").exists()
+    refused = start(arguments)
+    assert "--resume" in refused.communicate(timeout=60)[1]
+    assert refused.returncode == 2
+    again = start([*arguments, "--resume"])
+    output, errors = again.communicate(timeout=90)
+    assert again.returncode == 0, errors
+    assert "differentially private" in output
+    statement = json.loads((out / "privacy.json").read_text())
+    assert statement["steps"] == 150
+    assert statement["epsilon"] <= 8
+    once_more = start([*arguments, "--resume"])
+    assert once_more.wait(timeout=60) == 0

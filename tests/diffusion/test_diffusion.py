@@ -1,0 +1,134 @@
+"""Schedule, losses and samplers against closed forms, loops and the step-by-step chain."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rapid.config import ScheduleSettings
+from rapid.diffusion import Schedule
+from rapid.diffusion.objectives import info_nce, noise_prediction_loss
+from rapid.diffusion.samplers import SamplerName, early_grid, late_grid, run
+
+SCHEDULE = Schedule.build(ScheduleSettings())
+SAMPLERS: list[SamplerName] = ["ddim", "pndm", "dpm-solver++"]
+
+
+def test_abar() -> None:
+    roots = [0.0015**0.5 + (0.0155**0.5 - 0.0015**0.5) * i / 999 for i in range(1000)]
+    product = 1.0
+    for t, root in enumerate(roots, 1):
+        product *= 1 - root**2
+        assert SCHEDULE.abar[t].item() == pytest.approx(product)
+    assert SCHEDULE.abar[0] == 1
+    assert SCHEDULE.abar[800].item() == pytest.approx(0.010, abs=5e-4)  # the paper's k: -20 dB
+
+
+def test_the_closed_form_is_the_markov_chain_in_distribution() -> None:
+    """Eq. 1: x_t = sqrt(1 - beta_t) x_{t-1} + sqrt(beta_t) eps, step by step."""
+    generator = torch.Generator().manual_seed(0)
+    count, x0 = 40_000, 1.7
+    x = torch.full((count,), x0)
+    for t in range(1, 301):
+        beta = SCHEDULE.betas[t - 1].item()
+        x = (1 - beta) ** 0.5 * x + beta**0.5 * torch.randn(count, generator=generator)
+    start, t = torch.full((count, 1, 1, 1), x0), torch.full((count,), 300)
+    closed = SCHEDULE.diffuse(start, torch.randn(count, 1, 1, 1, generator=generator), t).flatten()
+    error = 5 / count**0.5
+    assert x.mean().item() == pytest.approx(closed.mean().item(), abs=2 * error)
+    assert x.std().item() == pytest.approx(closed.std().item(), abs=2 * error)
+
+
+def test_denoise_and_implied_noise_invert_diffuse() -> None:
+    x0, eps, t = torch.randn(5, 2, 3, 3), torch.randn(5, 2, 3, 3), torch.tensor([1, 10, 200, 600, 1000])
+    x_t = SCHEDULE.diffuse(x0, eps, t)
+    torch.testing.assert_close(SCHEDULE.implied_noise(x0, x_t, t), eps, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(SCHEDULE.denoise(x_t, eps, t), x0, rtol=1e-3, atol=1e-3)
+
+
+def test_plain_loss_against_a_loop() -> None:
+    x0, eps, t = torch.randn(3, 1, 2, 2), torch.randn(3, 1, 2, 2), torch.tensor([3, 400, 999])
+    found = noise_prediction_loss(lambda x, t, y: x.sin(), SCHEDULE, x0, torch.zeros(3), t, eps)
+    for i in range(3):
+        abar = SCHEDULE.abar[t[i]].item()
+        errors = [
+            (e - math.sin(math.sqrt(abar) * x + math.sqrt(1 - abar) * e)) ** 2
+            for x, e in zip(x0[i].flatten().tolist(), eps[i].flatten().tolist(), strict=True)
+        ]
+        assert found[i].item() == pytest.approx(sum(errors) / len(errors), rel=1e-4)
+
+
+@pytest.mark.parametrize("count", [2, 7])
+def test_info_nce_against_a_loop(count: int) -> None:
+    views = torch.nn.functional.normalize(torch.randn(2 * count, 5), dim=1)
+    tau, total = 0.3, 0.0
+    for i in range(2 * count):
+        partner = (i + count) % (2 * count)
+        positive = math.exp(float(views[i] @ views[partner]) / tau)
+        negatives = sum(math.exp(float(views[i] @ views[j]) / tau) for j in range(2 * count) if j not in (i, partner))
+        total -= math.log(positive / (positive + negatives))
+    assert info_nce(views[:count], views[count:], tau).item() == pytest.approx(total / (2 * count), rel=1e-5)
+
+
+def test_grids() -> None:
+    early, late = early_grid(1000, 800, 10), late_grid(200, 10)
+    assert len(early) == len(late) == 20
+    assert (early[0], early[-1]) == (990, 800)
+    assert (late[0], late[-1]) == (200, 10)
+    assert len(late_grid(1000, 10)) == 100
+    assert early_grid(1000, 1000, 10) == [1000]
+    assert late_grid(5, 10) == [5]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("denoise_last", [False, True])
+def test_calls_and_exactness(name: SamplerName, denoise_last: bool) -> None:
+    """With the exact noise of a known x_0 every sampler must arrive at it; PNDM calls once more."""
+    x0 = torch.randn(3, 2, 4, 4)
+    calls: list[int] = []
+
+    def predict(x: Tensor, t: int) -> Tensor:
+        calls.append(t)
+        return SCHEDULE.implied_noise(x0, x, torch.full((3,), t))
+
+    grid = early_grid(1000, 800, 10) if denoise_last else late_grid(200, 10)
+    start = SCHEDULE.diffuse(x0, torch.randn_like(x0), torch.full((3,), grid[0]))
+    found = run(name, SCHEDULE, predict, start, grid, 10, denoise_last=denoise_last)
+    torch.testing.assert_close(found, x0, rtol=1e-2, atol=1e-2)
+    assert len(calls) == 20 + (name == "pndm")
+    assert set(calls) == set(grid)
+
+
+def test_ddim_against_its_formula() -> None:
+    x = start = torch.randn(2, 1, 3, 3)
+    grid = late_grid(300, 30)
+    for t in grid:
+        a, b = SCHEDULE.abar[t].item(), SCHEDULE.abar[max(0, t - 30)].item()
+        eps = torch.tanh(x) * t / 300
+        x0 = (x - (1 - a) ** 0.5 * eps) / a**0.5
+        x = b**0.5 * x0 + (1 - b) ** 0.5 * eps
+    found = run("ddim", SCHEDULE, lambda y, t: torch.tanh(y) * t / 300, start, grid, 30)
+    torch.testing.assert_close(found, x, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("grid", [[7], [1000], [20, 10]])
+def test_short_grids(name: SamplerName, grid: list[int]) -> None:
+    found = run(name, SCHEDULE, lambda x, t: 0.1 * x, torch.randn(1, 1, 2, 2), grid, 10)
+    assert torch.isfinite(found).all()
+
+
+def test_all_samplers_agree_on_a_smooth_field() -> None:
+    """x_0 ~ N(0, 1) has a known denoiser; x_0 is then a multiple of x_t, and finer grids agree."""
+
+    def predict(x: Tensor, t: int) -> Tensor:
+        return (1 - SCHEDULE.abar[t].item()) ** 0.5 * x
+
+    start = torch.randn(1, 1, 4, 4)
+    ends = [run(name, SCHEDULE, predict, start, late_grid(200, 1), 1) for name in SAMPLERS]
+    for end in ends:
+        assert np.allclose(end, start, rtol=2e-2, atol=2e-2)

@@ -1,0 +1,112 @@
+"""The Generator: network calls, seeds, labels, samplers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rapid.bundle import Bundle
+from rapid.config import GenerationSettings
+from rapid.errors import InputError
+from rapid.generate import Generator
+from rapid.models import Denoiser
+
+CPU = torch.device("cpu")
+
+
+def make(bundle: Bundle, **changes: object) -> Generator:
+    settings = GenerationSettings.model_validate(bundle.settings.generation.model_dump() | changes)
+    return Generator(bundle, CPU, settings)
+
+
+@pytest.mark.parametrize(("retrieval", "calls"), [(True, (20, 20)), (False, (80, 20))])
+def test_network_calls(private: Bundle, retrieval: bool, calls: tuple[int, int]) -> None:
+    """100 steps, k = 0.8 T, v = 0.2 T: 20 public calls for the query and 20 private ones, 40 in all."""
+    generator = make(private, retrieval=retrieval)
+    counts = {"public": 0, "private": 0}
+    for name, network in (("public", generator._public_denoiser), ("private", generator._denoiser)):
+        assert isinstance(network, Denoiser)
+        network.register_forward_hook(lambda *_, name=name: counts.update({name: counts[name] + 1}))
+    generator.generate(3, seed=1)
+    assert (counts["public"], counts["private"]) == calls
+
+
+@pytest.mark.parametrize("sampler", ["ddim", "pndm", "dpm-solver++"])
+def test_image_n_of_a_seed_does_not_depend_on_the_batch(private: Bundle, sampler: str) -> None:
+    whole = make(private, sampler=sampler).generate(13, seed=11)
+    again = make(private, sampler=sampler).generate(13, seed=11)
+    assert whole.images.tobytes() == again.images.tobytes()
+    for size in (1, 4):
+        parts = make(private, sampler=sampler, batch_size=size).generate(13, seed=11)
+        assert abs(parts.images.astype(int) - whole.images).max() <= 1
+    first = make(private, sampler=sampler).generate(1, seed=11)
+    assert abs(first.images.astype(int) - whole.images[:1]).max() <= 1
+    assert (make(private, sampler=sampler).generate(13, seed=12).images != whole.images).any()
+
+
+def test_shapes_labels_and_progress(private: Bundle) -> None:
+    generator = make(private, batch_size=5)
+    seen: list[tuple[int, int]] = []
+    samples = generator.generate(12, progress=lambda done, total: seen.append((done, total)))
+    assert samples.images.shape == (12, 32, 32) == (12, *generator.image_shape)
+    assert samples.images.dtype == np.uint8
+    assert samples.labels is not None
+    assert samples.labels.tolist() == [*range(10), 0, 1]
+    assert seen == [(5, 12), (10, 12), (12, 12)]
+    assert generator.generate(2, [7, 7], samples.seed).labels.tolist() == [7, 7]
+
+
+def test_guidance(private: Bundle) -> None:
+    """Scale 0 is the null class whatever the label, 1 the label alone, and what lies beyond is extrapolated."""
+    from rapid.generate import guided
+
+    denoiser = private.denoiser()
+    x, t = torch.randn(4, *private.settings.latent_shape), torch.full((4,), 50)
+    labels = torch.tensor([0, 1, 2, 3])
+    with torch.no_grad():
+        conditional, null = denoiser(x, t, labels), denoiser(x, t, denoiser.null_labels(4))
+        for scale in (0.0, 1.0, 2.5):
+            expected = null + scale * (conditional - null)
+            torch.testing.assert_close(guided(denoiser, x, t, labels, scale), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_a_public_bundle_can_be_sampled(public_bundle: Path) -> None:
+    generator = Generator.open(public_bundle, "cpu")
+    assert generator.privacy is None
+    assert generator.generate(2, seed=0).images.shape == (2, 32, 32)
+
+
+def test_labels_are_names_first_and_numbers_second(private: Bundle) -> None:
+    generator = make(private)
+    assert generator.resolve_labels(["3", 4, "0"]) == [3, 4, 0]
+    generator.classes = ("one", "0", "2")
+    assert generator.resolve_labels(["0", 0, "one", "2", 1]) == [1, 0, 0, 2, 1]
+    for bad in ("11", "x", "-1", "", "9" * 5000):
+        with pytest.raises(InputError, match="the model knows one, 0, 2"):
+            generator.resolve_labels([bad])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"count": 0}, "--count 0"),
+        ({"count": 3, "labels": [1]}, "1 given for 3"),
+        ({"count": 1, "seed": -1}, "--seed -1"),
+        ({"count": 1, "seed": 2**63}, "--seed"),
+    ],
+)
+def test_bad_arguments(private: Bundle, arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        make(private).generate(**arguments)
+
+
+def test_retrieved_entries_are_the_nearest(private: Bundle) -> None:
+    generator = make(private)
+    found = generator.retrieve(generator.noise(5, 0, 6))
+    base = private.knowledge_base()
+    queries = private.encoder()(found.denoised).detach().numpy()
+    assert (base.search(queries).indices[:, 0] == found.indices).all()
+    np.testing.assert_array_equal(base.values(found.indices), found.values.numpy())
