@@ -88,11 +88,17 @@ class Denoiser(nn.Module):
         save_network(self, self.config, folder)
 
     def with_classes(self, num_classes: int) -> Self:
-        """A copy for `num_classes` new classes: every row of the new class table starts as the public null class."""
+        """A copy for `num_classes` new classes; the null class and all other weights stay.
+
+        The new rows of the class table are drawn at random with the mean and spread of the public ones: equal rows would
+        have to be told apart by private training alone, at a price.
+        """
         model = type(self)(self.config | {"num_classes": num_classes})
         state = self.state_dict()
-        null = state["class_table.weight"][-1:]
-        state["class_table.weight"] = null.repeat(num_classes + 1, 1)
+        known, null = state["class_table.weight"].split([self.num_classes, 1])
+        centre, spread = (known.mean(0), known.std(0)) if self.num_classes > 1 else (null[0], torch.ones_like(null[0]))
+        new = centre + spread * torch.randn(num_classes, known.shape[1], device=known.device)
+        state["class_table.weight"] = torch.cat([new, null])
         model.load_state_dict(state)
         return model.train(self.training)
 

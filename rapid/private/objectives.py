@@ -106,6 +106,11 @@ class PrivateObjective:
         return self.losses(indices, self.draw(len(indices)))
 
 
+def uses_retrieval(settings: Settings) -> bool:
+    """Whether the private objective starts from retrieved values."""
+    return settings.private.objective == "rapid"
+
+
 def trained_timesteps(settings: Settings) -> int:
     """The last timestep that the private objective trains: T for `ldm`, v otherwise."""
     return settings.schedule.timesteps if settings.private.objective == "ldm" else settings.retrieval.v

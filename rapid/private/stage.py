@@ -15,7 +15,7 @@ from rapid.config import Settings
 from rapid.data import ImageSet, fit_images, load_images
 from rapid.diffusion import Schedule
 from rapid.files import content_hash, replacing, write_json
-from rapid.private.objectives import PrivateObjective, Retriever
+from rapid.private.objectives import PrivateObjective, Retriever, uses_retrieval
 from rapid.private.plan import Plan, default_delta
 from rapid.private.statement import privacy_statement
 from rapid.private.training import select_trainable, train_private
@@ -78,43 +78,48 @@ def train_private_bundle(
         "base": public.config.networks,
         "classes": list(images.classes),
     }
+    public_denoiser = public.public_denoiser().to(device).requires_grad_(False)
+    denoiser = public_denoiser.with_classes(len(images.classes)).to(device)
+    select_trainable(denoiser, settings.private.trainable)
     workspace = Workspace.enter(out, "train-private", record, resume=resume)
     if is_finished(out):
         return Bundle.open(out, "--out", "private")
-    _train(public, images, workspace, plan, settings, device)
+    if not (out / "denoiser").is_dir():
+        retriever = _retriever(public, public_denoiser, settings, device) if uses_retrieval(settings) else None
+        objective = _objective(public, images, denoiser, retriever, settings, device)
+        train_private(denoiser, objective, plan, settings.private, workspace.checkpoint("private"))
+        with replacing(out / "denoiser") as target:
+            denoiser.save(target)
     _finish(public, images.classes, out, plan, settings)
     workspace.leave()
     return Bundle.open(out, "--out", "private")
 
 
-def _train(
-    public: Bundle, images: ImageSet, workspace: Workspace, plan: Plan, settings: Settings, device: torch.device
-) -> None:
-    """Write `denoiser/`, the only folder of the bundle that depends on the private images."""
-    folder = workspace.out / "denoiser"
-    if folder.is_dir():
-        return
-    public_denoiser = public.public_denoiser().to(device).requires_grad_(False)
-    denoiser = public_denoiser.with_classes(len(images.classes)).to(device)
-    select_trainable(denoiser, settings.private.trainable)
-    retriever = None
-    if settings.private.objective == "rapid":
-        retriever = Retriever(
-            schedule=Schedule.build(settings.schedule).to(device),
-            denoiser=public_denoiser,
-            encoder=public.encoder().to(device),
-            knowledge_base=public.knowledge_base(),
-            k=settings.retrieval.k,
-        )
+def _retriever(public: Bundle, denoiser: Denoiser, settings: Settings, device: torch.device) -> Retriever:
+    return Retriever(
+        schedule=Schedule.build(settings.schedule).to(device),
+        denoiser=denoiser,
+        encoder=public.encoder().to(device),
+        knowledge_base=public.knowledge_base(),
+        k=settings.retrieval.k,
+    )
+
+
+def _objective(
+    public: Bundle,
+    images: ImageSet,
+    denoiser: Denoiser,
+    retriever: Retriever | None,
+    settings: Settings,
+    device: torch.device,
+) -> PrivateObjective:
+    """The per-example losses. Latents of the private images are made here and stay in memory."""
     latents = encode_all(public.autoencoder().to(device), images.images, device)
     known = None if images.labels is None else torch.from_numpy(images.labels).to(device)
     labels = denoiser.null_labels(len(images)) if known is None else known
     generator = torch.Generator()
     generator.seed()
-    objective = PrivateObjective(settings, denoiser, retriever, latents, labels, generator)
-    train_private(denoiser, objective, plan, settings.private, workspace.checkpoint("private"))
-    with replacing(folder) as target:
-        denoiser.save(target)
+    return PrivateObjective(settings, denoiser, retriever, latents, labels, generator)
 
 
 def _finish(public: Bundle, classes: tuple[str, ...], out: Path, plan: Plan, settings: Settings) -> None:

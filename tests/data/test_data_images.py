@@ -92,7 +92,7 @@ def test_bad_folders(tmp_path: Path, case: str, words: str) -> None:
 
 
 def test_missing_and_empty(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--private .*does not exist"):
+    with pytest.raises(InputError, match=r"--private .*does not exist"):
         load_images(tmp_path / "nothing", "--private")
     with pytest.raises(InputError, match="has no images"):
         load_images(tmp_path, "--private")
@@ -127,7 +127,7 @@ def test_damaged_npz(tmp_path: Path) -> None:
     file = tmp_path / "a.npz"
     for content in (b"", b"not a zip", b"PK\x03\x04 half"):
         file.write_bytes(content)
-        with pytest.raises(InputError, match="damaged or not an .npz"):
+        with pytest.raises(InputError, match=r"damaged or not an \.npz"):
             load_images(file, "--private")
     np.savez(file, images=pixels(50, 9, 9))
     truncate(file)
@@ -182,7 +182,7 @@ def test_fitting_channels_and_size() -> None:
     assert abs(as_grey.astype(int) - by_pillow).max() <= 1
     resized = fit_images(colour, ImageSettings(size=12, channels=3, fit="resize"), "-").images
     assert resized.shape == (2, 12, 12, 3)
-    with pytest.raises(InputError, match="image.fit=resize"):
+    with pytest.raises(InputError, match=r"image\.fit=resize"):
         fit_images(grey, ImageSettings(size=5), "--private x")
 
 

@@ -74,7 +74,7 @@ def test_saved_networks_load_as_they_were(tmp_path: Path, tiny_settings: Setting
             assert name == other
             assert torch.equal(first, second)
         (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-5])
-        with pytest.raises(InputError, match="weights missing, damaged"):
+        with pytest.raises(InputError, match="weights are missing, damaged"):
             type(network).load(folder)
         (folder / "config.json").write_text("{")
         with pytest.raises(InputError, match=r"config\.json"):
@@ -96,12 +96,16 @@ def test_no_network_mixes_examples(tiny_settings: Settings) -> None:
         torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
-def test_new_classes_start_as_the_null_class(tiny_settings: Settings) -> None:
-    public = Denoiser.build(tiny_settings, 3)
+@pytest.mark.parametrize("known", [0, 1, 3])
+def test_new_classes_are_distinct_and_the_null_class_stays(tiny_settings: Settings, known: int) -> None:
+    public = Denoiser.build(tiny_settings, known)
     private = public.with_classes(5)
-    x, t = torch.randn(6, *tiny_settings.latent_shape), torch.full((6,), 100)
+    x, t = torch.randn(1, *tiny_settings.latent_shape).repeat(6, 1, 1, 1), torch.full((6,), 100)
     with torch.no_grad():
-        torch.testing.assert_close(private(x, t, torch.arange(6)), public(x, t, public.null_labels(6)))
+        ours, theirs = private(x, t, torch.arange(6)), public(x, t, public.null_labels(6))
+    torch.testing.assert_close(ours[5], theirs[5])
+    assert torch.pdist(ours.flatten(1)).min() > 1e-4
+    assert public.with_classes(0).num_classes == 0
 
 
 @pytest.mark.parametrize("conditioning", ["embedding", "cross-attention"])
