@@ -90,8 +90,8 @@ class Denoiser(nn.Module):
     def with_classes(self, num_classes: int) -> Self:
         """A copy for `num_classes` new classes; the null class and all other weights stay.
 
-        The new rows of the class table are drawn at random with the mean and spread of the public ones: equal rows would
-        have to be told apart by private training alone, at a price.
+        The new rows of the class table are drawn at random with the mean and spread of the public ones: equal rows
+        would have to be told apart by private training alone, at a price.
         """
         model = type(self)(self.config | {"num_classes": num_classes})
         state = self.state_dict()

@@ -15,6 +15,7 @@ from rapid.config import Settings
 from rapid.data import ImageSet, fit_images, load_images
 from rapid.diffusion import Schedule
 from rapid.files import content_hash, replacing, write_json
+from rapid.models import Denoiser
 from rapid.private.objectives import PrivateObjective, Retriever, uses_retrieval
 from rapid.private.plan import Plan, default_delta
 from rapid.private.statement import privacy_statement
