@@ -11,7 +11,7 @@ Row i of the three files is entry i. This package knows nothing of ``rapid``, to
 """
 
 from .errors import CorruptKnowledgeBase, ForeignKnowledgeBase, KnowledgeBaseError
-from .keys import Neighbours
+from .keys import Neighbours, load_faiss
 from .knowledge_base import KnowledgeBase
 from .manifest import Manifest
 from .writer import KnowledgeBaseWriter
@@ -24,4 +24,5 @@ __all__ = [
     "KnowledgeBaseWriter",
     "Manifest",
     "Neighbours",
+    "load_faiss",
 ]

@@ -170,7 +170,9 @@ class GenerationSettings(Section):
     sampler: Literal["ddim", "pndm", "dpm-solver++"] = "ddim"
     steps: int = Field(100, ge=1, description="network calls from T to 0 if nothing were skipped")
     retrieval: bool = Field(True, description="skip the steps between k and v; without it all steps are run")
-    guidance: float = Field(1.0, ge=0, description="classifier-free guidance scale; 1 is off")
+    guidance: float = Field(
+        1.0, ge=0, description="classifier-free guidance scale, 1 is off; train with label_dropout > 0"
+    )
     batch_size: int = Field(256, ge=1)
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from index import KnowledgeBaseError, load_faiss
 from rapid.bundle import Bundle, BundleConfig, PublicData, is_finished, write_config
 from rapid.card import public_card
 from rapid.config import Settings
@@ -40,6 +41,11 @@ def build_public_bundle(
     Raises:
         InputError: bad images, or an `out` that holds something else.
     """
+    try:
+        # now, not after half an hour of training
+        load_faiss()
+    except KnowledgeBaseError as error:
+        raise InputError(str(error)) from None
     sets = [fit_images(load_images(path, "--public"), settings.image, f"--public {path}") for path in paths]
     images = join(sets, "--public")
     pre, reference = split_indices(len(images), settings.split)

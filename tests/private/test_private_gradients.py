@@ -152,6 +152,20 @@ def test_in_place_operations_after_a_layer() -> None:
     compare_layer(nn.Sequential(nn.Linear(4, 4), nn.SiLU(inplace=True), nn.Linear(4, 2)), torch.randn(3, 4))
 
 
+def test_an_input_that_is_changed_after_it_was_read_is_refused() -> None:
+    layer, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    x = torch.randn(3, 4)
+
+    def losses() -> Tensor:
+        hidden = layer(x) * 1.0
+        out = second(hidden)
+        hidden += 1
+        return (out + hidden).sum(1)
+
+    with pytest.raises(UnsupportedLayer, match="changed in place"):
+        BookKeeper(nn.ModuleList([layer, second])).clipped_sum(losses, 3, 1.0)
+
+
 def test_frozen_parameters_have_no_part() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     model[0].requires_grad_(False)
@@ -195,13 +209,22 @@ def test_one_example_never_adds_more_than_clip_norm(scale: float, clip_norm: flo
     "layer",
     [
         nn.BatchNorm2d(2),
+        nn.ModuleList([nn.BatchNorm2d(2, affine=False), nn.Linear(2, 2)]),
         nn.Conv1d(2, 2, 1),
         nn.MultiheadAttention(2, 1),
         nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 1)),
         type("Special", (nn.Linear,), {})(2, 2),
         nn.ParameterList([nn.Parameter(torch.zeros(2))]),
     ],
-    ids=["BatchNorm2d", "Conv1d", "MultiheadAttention", "weight_norm", "subclass", "bare parameter"],
+    ids=[
+        "BatchNorm2d",
+        "BatchNorm2d without weights",
+        "Conv1d",
+        "MultiheadAttention",
+        "weight_norm",
+        "subclass",
+        "bare parameter",
+    ],
 )
 def test_unknown_layers_are_refused_by_name(layer: nn.Module) -> None:
     with pytest.raises(UnsupportedLayer, match="odd"):

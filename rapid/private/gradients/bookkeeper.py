@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from rapid.private.gradients.layers import Call, Gradient, UnsupportedLayer, rule_for
 
@@ -21,6 +22,7 @@ class Record(NamedTuple):
 
     layer: nn.Module
     input: Tensor
+    version: int
     output: GradientEdge
 
 
@@ -37,6 +39,7 @@ class BookKeeper:
     | any element not finite                  | the example counts as zero                      |
     | no examples                             | zeros; the network is not called                |
     | a layer without a rule                  | UnsupportedLayer, before anything is computed   |
+    | batch normalisation, even frozen        | UnsupportedLayer, before anything is computed   |
     | a parameter that two layers share       | UnsupportedLayer, before anything is computed   |
 
     Raises:
@@ -82,10 +85,14 @@ class BookKeeper:
             edges = [record.output for record in records]
             grads = torch.autograd.grad(values.sum(), edges, allow_unused=True) if edges else ()
         calls: dict[nn.Module, list[Call]] = {}
-        for (layer, x, _), grad in zip(records, grads, strict=True):
+        for record, grad in zip(records, grads, strict=True):
+            if record.input._version != record.version:
+                name = self._layers[record.layer][0]
+                raise UnsupportedLayer(f"the input of layer '{name}' was changed in place after the layer had read it")
             if grad is not None:
-                calls.setdefault(layer, []).append(Call(x, grad))
-        del records, edges, grads, values
+                calls.setdefault(record.layer, []).append(Call(record.input, grad))
+        records.clear()
+        del edges, grads, values
         result: dict[nn.Parameter, Gradient] = {}
         with torch.no_grad():
             for layer, (name, rule) in self._layers.items():
@@ -111,7 +118,7 @@ class BookKeeper:
                 # with frozen parameters a layer near the input starts the graph itself
                 output.requires_grad_()
             # an edge, not the tensor: it still means this output if later code works in place on it
-            records.append(Record(layer, args[0].detach(), get_gradient_edge(output)))
+            records.append(Record(layer, args[0].detach(), args[0]._version, get_gradient_edge(output)))
             return output.clone() if starts else output
 
         hooks = [layer.register_forward_hook(record) for layer in self._layers]
@@ -130,6 +137,8 @@ def _trainable_layers(network: nn.Module) -> dict[nn.Module, tuple[str, Callable
     layers: dict[nn.Module, tuple[str, Callable[..., dict[str, Gradient]]]] = {}
     owner: dict[nn.Parameter, str] = {}
     for name, layer in network.named_modules():
+        if isinstance(layer, _BatchNorm):
+            raise UnsupportedLayer(f"layer '{name}' ({type(layer).__name__}) mixes examples; use group normalisation")
         own = [p for p in layer.parameters(recurse=False) if p.requires_grad]
         for parameter in own:
             if parameter in owner:
