@@ -14,6 +14,7 @@ from rapid.bundle import Bundle, BundleConfig, PublicData, is_finished, write_co
 from rapid.card import public_card
 from rapid.config import Settings
 from rapid.data import ImageSet, fit_images, join, load_images, split_indices
+from rapid.errors import InputError
 from rapid.files import content_hash, replacing
 from rapid.models import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.public.knowledge_base import build_knowledge_base
