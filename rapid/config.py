@@ -255,7 +255,12 @@ def private_settings(base: Settings, preset: str | None, overrides: list[str]) -
     if preset is not None:
         other = _preset_tree(preset)
         tree |= {name: other[name] for name in ("private", "generation") if name in other} | {"preset": preset}
-    return apply_overrides(tree, overrides)
+    settings = apply_overrides(tree, overrides)
+    if settings.private.objective == "ldm" and not any(o.startswith("generation.retrieval=") for o in overrides):
+        # all steps are trained, so all are sampled
+        generation = settings.generation.model_copy(update={"retrieval": False})
+        settings = settings.model_copy(update={"generation": generation})
+    return settings
 
 
 def generation_settings(base: Settings, overrides: list[str]) -> GenerationSettings:
