@@ -141,7 +141,15 @@ def test_help_of_every_command(capfd: pytest.CaptureFixture[str]) -> None:
 def start(arguments: list[str]) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "rapid", *arguments]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # a shell starts background jobs with SIGINT ignored, and children inherit that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def tiny(*more: str) -> list[str]:
@@ -183,8 +191,12 @@ def test_train_private_is_stopped_and_resumed(tmp_path: Path, public_bundle: Pat
     arguments += ["--out", str(out), "--set", "private.steps=60"]
     process = start(arguments)
     assert process.stderr is not None
-    # the bar appears before the first step
-    assert any("private training" in line for line in process.stderr)
+    # the bar appears before the first step, and ends its line long after
+    shown = ""
+    while "private training" not in shown:
+        character = process.stderr.read(1)
+        assert character, shown
+        shown += character
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
