@@ -107,11 +107,12 @@ def join(sets: Sequence[ImageSet], argument: str) -> ImageSet:
 def _load_npz(path: Path, argument: str) -> ImageSet:
     arrays: dict[str, NDArray[Any]] = {}
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # numpy leaves the file open when it is damaged, so it is opened here
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             if "images" not in archive:
                 raise InputError(f"{argument} {path}: has no array 'images' (found: {', '.join(archive) or 'nothing'})")
             arrays = {name: archive[name] for name in ("images", "labels", "classes") if name in archive}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError):
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError, TypeError):
         raise InputError(f"{argument} {path}: is damaged or not an .npz file; write it with numpy.savez") from None
     images = arrays["images"]
     if images.dtype != np.uint8:

@@ -141,14 +141,14 @@ def test_help_of_every_command(capfd: pytest.CaptureFixture[str]) -> None:
 def start(arguments: list[str]) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "rapid", *arguments]
+    # a shell starts background jobs with SIGINT ignored, and children inherit that but no handler
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     return subprocess.Popen(
         command,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
-        # a shell starts background jobs with SIGINT ignored, and children inherit that
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
