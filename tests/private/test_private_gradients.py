@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rapid.config import load_settings
 from rapid.models import Denoiser
 from rapid.private.gradients import BookKeeper, UnsupportedLayer
-from rapid.private.gradients.bookkeeper import NORM_MARGIN
+from rapid.private.gradients.forms import NORM_MARGIN
 
 NETWORKS = {
     "demo": [],

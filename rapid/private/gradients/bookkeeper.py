@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rapid.private.gradients.layers import Call, Gradient, UnsupportedLayer, rule_for
+from rapid.private.gradients.forms import Direct, Factors, Gradient, in_full_precision
+from rapid.private.gradients.layers import Rule, UnsupportedLayer, rule_for
 
-NORM_MARGIN = 1e-5
-"""Norms are taken this much (relatively) too large, so that float32 rounding cannot lift a clipped gradient over C."""
-
-
-class Record(NamedTuple):
-    """One call of a layer during the forward pass."""
-
-    layer: nn.Module
-    input: Tensor
-    version: int
-    output: GradientEdge
+Losses = Callable[[], Tensor]
+"""Runs the network and returns one loss a row, float (rows,), each a function of its own example alone."""
 
 
 class BookKeeper:
     """Clipped sums for the trainable parameters of `network` (those that require gradients now).
+
+    One forward pass and one backward pass for the activations: each layer's gradients are formed, or noted as a ghost,
+    when the backward pass comes by; when all norms are known the weighted sums are taken from what was noted.
 
     Formal guarantee: with losses that depend on their own example alone, the result changes by at most `clip_norm` in
     l2 norm when one example is added or removed.
@@ -36,11 +32,14 @@ class BookKeeper:
     |-----------------------------------------|-------------------------------------------------|
     | gradient of norm 0                      | adds 0                                          |
     | norm <= clip_norm                       | added as it is (but for NORM_MARGIN)            |
-    | any element not finite                  | the example counts as zero                      |
+    | any element or the norm not finite      | the example counts as zero                      |
     | no examples                             | zeros; the network is not called                |
     | a layer without a rule                  | UnsupportedLayer, before anything is computed   |
     | batch normalisation, even frozen        | UnsupportedLayer, before anything is computed   |
     | a parameter that two layers share       | UnsupportedLayer, before anything is computed   |
+    | a parameter used outside its layer      | UnsupportedLayer, before any gradient           |
+    | losses that depend on other tensors     | UnsupportedLayer, before any gradient           |
+    | which require gradients                 |                                                 |
 
     Raises:
         UnsupportedLayer: see the table.
@@ -54,87 +53,173 @@ class BookKeeper:
             raise ValueError("no parameter is trainable")
         self._layers = _trainable_layers(network)
 
-    def clipped_sum(self, losses: Callable[[], Tensor], count: int, clip_norm: float) -> tuple[list[Tensor], Tensor]:
+    def zeros(self) -> list[Tensor]:
+        """Zeros for sums, one tensor for each of `self.parameters`, at least float32."""
+        return [torch.zeros_like(in_full_precision(p.detach())) for p in self.parameters]
+
+    def clipped_sum(
+        self, losses: Losses, count: int, clip_norm: float, *, multiplicity: int = 1, into: list[Tensor] | None = None
+    ) -> tuple[list[Tensor], Tensor]:
         """Sum over examples of gradient * min(1, clip_norm / norm).
 
         Args:
-            losses: runs the network and returns one loss an example, float (N,); called once, if N > 0.
+            losses: called once, if N > 0; K consecutive losses belong to one example, which counts with their mean.
             count: N.
             clip_norm: C.
+            multiplicity: K.
+            into: sums to add to, from `zeros`; new ones by default.
 
         Returns:
-            The sums, one tensor for each of `self.parameters`, and the norms before clipping, float (N,), which are
-            private: they must not leave the mechanism.
+            The sums, and the norms before clipping, float (N,), which are private: they must not leave the mechanism.
         """
+        total = self.zeros() if into is None else into
         if count == 0:
-            return [torch.zeros_like(p) for p in self.parameters], self.parameters[0].new_zeros(0)
-        gradients = self._per_example(losses, count)
-        squares = torch.stack([g.norms_squared() for g in gradients.values()]).sum(0)
-        norms = squares.sqrt()
-        factors = (clip_norm / (norms * (1 + NORM_MARGIN))).clamp(max=1)
-        factors = torch.where(torch.isfinite(norms), factors, 0)
-        sums = [gradients[p].weighted_sum(factors) if p in gradients else torch.zeros_like(p) for p in self.parameters]
-        return sums, norms
+            return total, total[0].new_zeros(0)
+        gradients = self._gradients(losses, count, multiplicity, multiplicity)
+        with _exact():
+            squares = [gradient.norms_squared() for gradient in gradients.values()]
+            norms = torch.stack(squares).sum(0).sqrt() if squares else total[0].new_zeros(count)
+            factors = Factors(norms, clip_norm)
+            for parameter, part in zip(self.parameters, total, strict=True):
+                # popped, so that what a layer has noted is freed once it is used
+                if (gradient := gradients.pop(parameter, None)) is not None:
+                    part.add_(gradient.weighted_sum(factors))
+        return total, norms
 
-    def _per_example(self, losses: Callable[[], Tensor], count: int) -> dict[nn.Parameter, Gradient]:
-        """Per-example gradients of all parameters that the losses reach."""
-        with self._recording() as records:
-            values = losses()
-            if values.shape != (count,):
-                raise ValueError(f"losses must have shape ({count},), not {tuple(values.shape)}")
-            edges = [record.output for record in records]
-            grads = torch.autograd.grad(values.sum(), edges, allow_unused=True) if edges else ()
-        calls: dict[nn.Module, list[Call]] = {}
-        for record, grad in zip(records, grads, strict=True):
-            if record.input._version != record.version:
-                name = self._layers[record.layer][0]
-                raise UnsupportedLayer(f"the input of layer '{name}' was changed in place after the layer had read it")
-            if grad is not None:
-                calls.setdefault(record.layer, []).append(Call(record.input, grad))
-        records.clear()
-        del edges, grads, values
-        result: dict[nn.Parameter, Gradient] = {}
-        with torch.no_grad():
-            for layer, (name, rule) in self._layers.items():
-                if layer not in calls:
-                    continue
-                own = calls.pop(layer)
-                if any(len(call.input) != count for call in own):
-                    raise UnsupportedLayer(f"layer '{name}' was called with other than one row an example")
-                for parameter, gradient in rule(layer, own).items():
-                    result[layer.get_parameter(parameter)] = gradient
-        return result
+    def clipped_one(
+        self, parts: Iterable[tuple[Losses, int]], clip_norm: float, *, multiplicity: int, into: list[Tensor]
+    ) -> Tensor:
+        """Add the clipped gradient of a single example whose K draws are too many to be in memory at a time.
 
-    @contextmanager
-    def _recording(self) -> Iterator[list[Record]]:
-        """Record inputs and outputs of the layers; no parameter takes part in autograd meanwhile."""
-        records: list[Record] = []
+        Args:
+            parts: losses of some of the draws, and how many they are; K in all.
+            clip_norm: C.
+            multiplicity: K.
+            into: sums to add to.
 
-        def record(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            if not args:
-                raise UnsupportedLayer(f"layer '{self._layers[layer][0]}' was called with keyword arguments only")
-            starts = not output.requires_grad
-            if starts:
-                # with frozen parameters a layer near the input starts the graph itself
-                output.requires_grad_()
-            # an edge, not the tensor: it still means this output if later code works in place on it
-            records.append(Record(layer, args[0].detach(), args[0]._version, get_gradient_edge(output)))
-            return output.clone() if starts else output
+        Returns:
+            The norm before clipping, float (1,), private.
+        """
+        mean = self.zeros()
+        for losses, draws in parts:
+            gradients = self._gradients(losses, 1, draws, multiplicity)
+            with _exact():
+                for parameter, part in zip(self.parameters, mean, strict=True):
+                    if (gradient := gradients.pop(parameter, None)) is not None:
+                        part.add_(gradient.weighted_sum(Factors.ones(part)))
+        norm: Tensor = torch.stack([torch.linalg.vector_norm(part) for part in mean]).square().sum(0, True).sqrt()
+        factors = Factors(norm, clip_norm)
+        for part, own in zip(into, mean, strict=True):
+            part.add_(factors.combine(own[None]))
+        return norm
 
-        hooks = [layer.register_forward_hook(record) for layer in self._layers]
-        for parameter in self.parameters:
-            parameter.requires_grad_(False)
+    def _gradients(self, losses: Losses, count: int, draws: int, divisor: int) -> dict[nn.Parameter, Gradient]:
+        """Per-example gradients, of sum of losses / divisor, of all parameters that the losses reach."""
+        book = _Book(self._layers, count, count * draws)
+        hooks = [layer.register_forward_hook(book.record) for layer in self._layers]
         try:
-            yield records
+            values = losses()
         finally:
-            for parameter in self.parameters:
-                parameter.requires_grad_(True)
             for hook in hooks:
                 hook.remove()
+        if values.shape != (count * draws,):
+            raise ValueError(f"losses must have shape ({count * draws},), not {tuple(values.shape)}")
+        if values.requires_grad:
+            book.check(values)
+            torch.autograd.grad(values.sum() / divisor, book.roots, allow_unused=True)
+        return book.gradients
 
 
-def _trainable_layers(network: nn.Module) -> dict[nn.Module, tuple[str, Callable[..., dict[str, Gradient]]]]:
-    layers: dict[nn.Module, tuple[str, Callable[..., dict[str, Gradient]]]] = {}
+class _Book:
+    """What is noted during one forward and one backward pass."""
+
+    def __init__(self, layers: dict[nn.Module, tuple[str, Rule]], count: int, rows: int) -> None:
+        self.roots: list[GradientEdge] = []
+        self.gradients: dict[nn.Parameter, Gradient] = {}
+        self._layers = layers
+        self._count = count
+        self._rows = rows
+        self._calls: Counter[nn.Module] = Counter()
+        self._backward = False
+
+    def record(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        """Forward hook of a layer."""
+        name = self._layers[layer][0]
+        if self._backward:
+            raise UnsupportedLayer(f"layer '{name}' runs in the backward pass; turn gradient checkpointing off")
+        if not output.requires_grad:
+            return
+        if not args:
+            raise UnsupportedLayer(f"layer '{name}' was called with keyword arguments only")
+        if len(args[0]) != self._rows:
+            raise UnsupportedLayer(f"layer '{name}' was called with other than one row an example and draw")
+        self._calls[layer] += 1
+        # fires for the output as it is now, even if later code works in place on it
+        output.register_hook(partial(self._receive, layer, args[0].detach(), args[0]._version))
+        if not args[0].requires_grad:
+            self.roots.append(get_gradient_edge(output))
+
+    def check(self, losses: Tensor) -> None:
+        """Refuse what the hooks cannot see; from now on layers must not be called.
+
+        Raises:
+            UnsupportedLayer: gradients would reach other tensors than the parameters of the recorded calls.
+        """
+        self._backward = True
+        calls = {p: self._calls[layer] for layer in self._layers for p in layer.parameters(recurse=False)}
+        for leaf, uses in _leaves(losses).items():
+            if leaf not in calls:
+                raise UnsupportedLayer("the losses depend on a tensor that requires gradients and is not trained here")
+            if uses > calls[leaf]:
+                owner = next(name for layer, (name, _) in self._layers.items() if leaf in set(layer.parameters()))
+                raise UnsupportedLayer(f"a parameter of layer '{owner}' is used outside of the layer's forward")
+
+    def _receive(self, layer: nn.Module, x: Tensor, version: int, grad: Tensor) -> None:
+        """Hook on the output of a call: the rule of the layer turns input and gradient into per-example gradients."""
+        name, rule = self._layers[layer]
+        if x._version != version:
+            raise UnsupportedLayer(f"the input of layer '{name}' was changed in place after the layer had read it")
+        with _exact():
+            found = rule(layer, x, grad, self._count)
+            for parameter_name, gradient in found.items():
+                parameter = layer.get_parameter(parameter_name)
+                earlier = self.gradients.get(parameter)
+                if self._calls[layer] == 1:
+                    self.gradients[parameter] = gradient
+                elif isinstance(earlier, Direct):
+                    earlier.add(gradient)
+                else:
+                    self.gradients[parameter] = gradient.instantiate()
+
+
+def _leaves(losses: Tensor) -> Counter[nn.Parameter]:
+    """The tensors at which the graph of the losses ends, with the number of places that use each."""
+    found: Counter[nn.Parameter] = Counter()
+    start = losses.grad_fn
+    pending, seen = [start], {start}
+    while pending:
+        node = pending.pop()
+        assert node is not None
+        for following, _ in node.next_functions:
+            if following is None:
+                continue
+            if hasattr(following, "variable"):
+                found[following.variable] += 1
+            elif following not in seen:
+                seen.add(following)
+                pending.append(following)
+    return found
+
+
+@contextmanager
+def _exact() -> Iterator[None]:
+    """No autograd; and convolutions in float32, not in the ten bits that cuDNN takes by default."""
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
+
+
+def _trainable_layers(network: nn.Module) -> dict[nn.Module, tuple[str, Rule]]:
+    layers: dict[nn.Module, tuple[str, Rule]] = {}
     owner: dict[nn.Parameter, str] = {}
     for name, layer in network.named_modules():
         if isinstance(layer, _BatchNorm):

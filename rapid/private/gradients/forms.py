@@ -1,0 +1,340 @@
+"""The forms in which the per-example gradients of one parameter are held until their norms are known.
+
+`Direct` keeps the gradients themselves. The others are "ghosts": they keep what a layer saw and what came back, get the
+norms from inner products between positions, and form only the weighted sum, as ordinary training does. Which form is
+cheaper for a layer is told by `ghost_is_cheaper`.
+
+Source: Bu, Wang, Zha, Karypis: Differentially private optimization on large model at small cost (ICML 2023). That the
+inner products of a convolution's patches are sums of those of its pixels, which spares the patches, is ours.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+NORM_MARGIN = 1e-5
+"""Norms are taken this much (relatively) too large, so that float32 rounding cannot lift a clipped gradient over C."""
+CANCELLATION = 16
+"""Roundings, in units of the machine epsilon, for which the norm of a ghost is raised: see `_with_rounding`."""
+ACCESS = 15
+"""Multiplications that take as long as one access of a float in memory, on CPUs and GPUs of today, roughly."""
+CHUNK = 1 << 20
+"""Floats of patches that are formed at a time: few enough to stay in the cache."""
+MATRIX = 1 << 16
+"""Elements up to which a linear map of pixel products is applied as a matrix."""
+
+
+class Factors:
+    """How much of each example's gradient enters the sum: min(1, clip_norm / norm), or nothing if it is not finite.
+
+    Args:
+        norms: float (N,).
+        clip_norm: C.
+    """
+
+    def __init__(self, norms: Tensor, clip_norm: float) -> None:
+        finite = torch.isfinite(norms)
+        values = (clip_norm / (norms * (1 + NORM_MARGIN))).clamp(max=1)
+        self.values = torch.where(finite, values, 0)
+        self._dropped = (~finite).nonzero().flatten()
+
+    @classmethod
+    def ones(cls, like: Tensor) -> Self:
+        """Factors that leave a single example as it is; the norm of the result must be looked at."""
+        return cls(like.new_zeros(1), 1.0)
+
+    def scaled(self, rows: Tensor) -> Tensor:
+        """Rows (N * K, ...) times the factor of their example, as a new tensor; exactly 0 where that is 0."""
+        by_example = rows.reshape(len(self.values), -1)
+        return (by_example * self.values[:, None]).index_fill_(0, self._dropped, 0).view(rows.shape)
+
+    def kept(self, rows: Tensor) -> Tensor:
+        """Rows (N * K, ...) as they are, but exactly 0 where the factor is 0."""
+        if len(self._dropped) == 0:
+            return rows
+        return rows.reshape(len(self.values), -1).index_fill(0, self._dropped, 0).view(rows.shape)
+
+    def combine(self, gradients: Tensor) -> Tensor:
+        """sum_i factor_i gradients_i of (N, ...), in place for what is not finite."""
+        rows = gradients.flatten(1).index_fill_(0, self._dropped, 0)
+        return (self.values @ rows).view(gradients.shape[1:])
+
+
+class Gradient(ABC):
+    """Per-example gradients of one parameter for N examples."""
+
+    @abstractmethod
+    def norms_squared(self) -> Tensor:
+        """Float (N,), an upper bound that exceeds the true value by rounding only."""
+
+    @abstractmethod
+    def weighted_sum(self, factors: Factors) -> Tensor:
+        """sum_i factor_i gradient_i in the parameter's shape."""
+
+    @abstractmethod
+    def instantiate(self) -> Direct:
+        """The gradients themselves."""
+
+
+@dataclass
+class Direct(Gradient):
+    """Gradients kept as they are: float (N, *shape of the parameter), owned by this object."""
+
+    gradients: Tensor
+
+    def norms_squared(self) -> Tensor:
+        """See `Gradient`."""
+        norms: Tensor = torch.linalg.vector_norm(self.gradients.flatten(1), dim=1)
+        return norms.square()
+
+    def weighted_sum(self, factors: Factors) -> Tensor:
+        """See `Gradient`."""
+        return factors.combine(self.gradients)
+
+    def instantiate(self) -> Direct:
+        """Itself."""
+        return self
+
+    def add(self, other: Gradient) -> None:
+        """Add the gradients of another call of the same layer."""
+        self.gradients = self.gradients + other.instantiate().gradients
+
+
+@dataclass
+class MatrixGhost(Gradient):
+    """Gradient i is sum_t g_it a_it^T: a linear layer seen at P positions.
+
+    Attributes:
+        inputs: a, float (N, P, d).
+        output_grads: g, float (N, P, p).
+    """
+
+    inputs: Tensor
+    output_grads: Tensor
+
+    def norms_squared(self) -> Tensor:
+        """See `Gradient`."""
+        a, g = in_full_precision(self.inputs), in_full_precision(self.output_grads)
+        if a.shape[1] == 1:
+            return (a.square().sum(2) * g.square().sum(2)).flatten()
+        return _inner(a @ a.mT, g @ g.mT)
+
+    def weighted_sum(self, factors: Factors) -> Tensor:
+        """See `Gradient`."""
+        a, g = in_full_precision(self.inputs), in_full_precision(self.output_grads)
+        return factors.scaled(g).flatten(0, 1).T @ factors.kept(a).flatten(0, 1)
+
+    def instantiate(self) -> Direct:
+        """See `Gradient`."""
+        return Direct(in_full_precision(self.output_grads).mT @ in_full_precision(self.inputs))
+
+
+@dataclass
+class RowsGhost(Gradient):
+    """Gradient i is the sum of the rows g_it at the index of position t: an embedding.
+
+    Attributes:
+        indices: int64 (N, P).
+        output_grads: g, float (N, P, width).
+        table: number of rows of the table.
+    """
+
+    indices: Tensor
+    output_grads: Tensor
+    table: int
+
+    def norms_squared(self) -> Tensor:
+        """See `Gradient`."""
+        g = in_full_precision(self.output_grads)
+        same = (self.indices[:, :, None] == self.indices[:, None, :]).to(g.dtype)
+        return _inner(same, g @ g.mT)
+
+    def weighted_sum(self, factors: Factors) -> Tensor:
+        """See `Gradient`."""
+        g = factors.scaled(in_full_precision(self.output_grads)).flatten(0, 1)
+        return g.new_zeros(self.table, g.shape[1]).index_add_(0, self.indices.flatten(), g)
+
+    def instantiate(self) -> Direct:
+        """See `Gradient`."""
+        grads = in_full_precision(self.output_grads)
+        gradients = grads.new_zeros(len(grads), self.table, grads.shape[2])
+        return Direct(
+            gradients.scatter_add_(1, self.indices[:, :, None].expand_as(self.output_grads), self.output_grads)
+        )
+
+
+class ConvolutionGhost(Gradient):
+    """Gradient i is the weight gradient of a 2-d convolution over the K rows of example i.
+
+    Args:
+        layer: its strides, dilation, padding and groups are used, its weights are not.
+        inputs: float (N * K, C, H, W).
+        output_grads: float (N * K, p, h, w).
+        count: N.
+    """
+
+    def __init__(self, layer: nn.Conv2d, inputs: Tensor, output_grads: Tensor, count: int) -> None:
+        left, right, top, bottom = layer._reversed_padding_repeated_twice
+        if layer.padding_mode != "zeros" or left != right or top != bottom:
+            mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+            inputs = F.pad(inputs, (left, right, top, bottom), mode=mode)
+            left = top = 0
+        self.layer = layer
+        self.padding = (top, left)
+        self.inputs = inputs
+        self.output_grads = output_grads
+        self.count = count
+
+    def norms_squared(self) -> Tensor:
+        """See `Gradient`."""
+        grams = self._by_group(self.output_grads)
+        return _inner(self._patch_products().flatten(0, 1), (grams.mT @ grams).flatten(0, 1), self.count)
+
+    def weighted_sum(self, factors: Factors) -> Tensor:
+        """See `Gradient`."""
+        layer = self.layer
+        scaled = factors.scaled(in_full_precision(self.output_grads))
+        inputs = factors.kept(in_full_precision(self.inputs))
+        weight = layer.weight.detach().to(inputs.dtype)
+        only_weight = (False, True, False)
+        args = (layer.stride, self.padding, layer.dilation, False, (0, 0), layer.groups, only_weight)
+        found: Tensor = torch.ops.aten.convolution_backward(scaled, inputs, weight, None, *args)[1]
+        return found
+
+    def instantiate(self) -> Direct:
+        """See `Gradient`."""
+        draws = len(self.inputs) // self.count
+        groups, weight = self.layer.groups, self.layer.weight
+        positions = draws * self.output_grads[0, 0].numel()
+        chunk = max(1, CHUNK // (positions * weight[0].numel() * groups))
+        pairs = zip(self.inputs.split(chunk * draws), self.output_grads.split(chunk * draws), strict=True)
+        dtype = torch.promote_types(self.inputs.dtype, torch.float32)
+        gradients = self.inputs.new_empty(self.count, groups, weight.shape[0] // groups, weight[0].numel(), dtype=dtype)
+        for target, (inputs, grads) in zip(gradients.split(chunk), pairs, strict=True):
+            patches = self._patches(inputs, draws, grads.shape[2:])
+            torch.matmul(self._by_group(grads, draws), patches.mT, out=target)
+        return Direct(gradients.view(self.count, *weight.shape))
+
+    def _by_group(self, rows: Tensor, draws: int | None = None) -> Tensor:
+        """(N * K, C, h, w) -> (N, groups, C / groups, K * h * w)."""
+        draws = draws or len(rows) // self.count
+        parts: Tensor = in_full_precision(rows).unflatten(0, (-1, draws))
+        parts = parts.unflatten(2, (self.layer.groups, -1)).flatten(4)
+        return parts.permute(0, 2, 3, 1, 4).flatten(3)
+
+    def _patches(self, inputs: Tensor, draws: int, size: torch.Size) -> Tensor:
+        """What the kernel is multiplied by: (n, groups, C / groups * kh * kw, K * h * w)."""
+        layer, (top, left) = self.layer, self.padding
+        # contiguous, because as_strided is right only for the strides that it is told
+        x: Tensor = F.pad(in_full_precision(inputs), (left, left, top, top)).contiguous().unflatten(0, (-1, draws))
+        n, _, channels, _, _ = x.shape
+        (kh, kw), (dh, dw), (sh, sw) = layer.kernel_size, layer.dilation, layer.stride
+        s0, s1, s2, s3, s4 = x.stride()
+        inner = channels // layer.groups
+        windows = x.as_strided(
+            (n, layer.groups, inner, kh, kw, draws, *size),
+            (s0, s2 * inner, s2, s3 * dh, s4 * dw, s1, s3 * sh, s4 * sw),
+        )
+        return windows.reshape(n, layer.groups, inner * kh * kw, -1)
+
+    def _patch_products(self) -> Tensor:
+        """Inner products of the patches at all pairs of positions: (N, groups, K * h * w, K * h * w)."""
+        layer = self.layer
+        pixels = self._by_group(self.inputs)
+        draws = len(self.inputs) // self.count
+        sizes = tuple(self.inputs.shape[2:]), tuple(self.output_grads.shape[2:])
+        shift = _Shift(draws, *sizes, layer.kernel_size, layer.stride, layer.dilation, self.padding)
+        return shift.sum(pixels.mT @ pixels)
+
+
+class _Shift(NamedTuple):
+    """From inner products of pixels to those of the patches around them: a sum over the positions of the kernel."""
+
+    draws: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
+
+    def sum(self, products: Tensor) -> Tensor:
+        """(..., K * H * W, K * H * W) -> (..., K * h * w, K * h * w)."""
+        if self.kernel == (1, 1) and self.inputs == self.outputs:
+            return products
+        size, leading = products.shape[-1] ** 2, products.shape[:-2]
+        flat = products.reshape(-1, size)
+        positions = self.draws * self.outputs[0] * self.outputs[1]
+        if size * positions**2 <= MATRIX:
+            matrix = _shift_matrix(self, size).to(products)
+            return (flat @ matrix).view(*leading, positions, positions)
+        return self.slices(flat).view(*leading, positions, positions)
+
+    def slices(self, products: Tensor) -> Tensor:
+        """The sum by slices: float (n, (K * H * W)^2) -> (n, (K * h * w)^2)."""
+        (height, width), (rows, columns) = self.inputs, self.outputs
+        products = products.view(-1, self.draws, height, width, self.draws, height, width)
+        total = products.new_zeros(len(products), self.draws, rows, columns, self.draws, rows, columns)
+        for i in range(self.kernel[0]):
+            from_y, to_y = _span(i * self.dilation[0] - self.padding[0], self.stride[0], height, rows)
+            for j in range(self.kernel[1]):
+                from_x, to_x = _span(j * self.dilation[1] - self.padding[1], self.stride[1], width, columns)
+                total[:, :, to_y, to_x, :, to_y, to_x] += products[:, :, from_y, from_x, :, from_y, from_x]
+        return total.flatten(1)
+
+
+@lru_cache(maxsize=256)
+def _shift_matrix(shift: _Shift, size: int) -> Tensor:
+    """The map of `_Shift.slices` as a matrix: for small images one product is faster than many slices."""
+    return shift.slices(torch.eye(size))
+
+
+def _span(offset: int, stride: int, inputs: int, outputs: int) -> tuple[slice, slice]:
+    """Inputs, and the outputs that read them, along one axis: output o reads input o * stride + offset, if there."""
+    first = max(0, -(offset // stride))
+    last = min(outputs, (inputs - 1 - offset) // stride + 1)
+    count = max(0, last - first)
+    start = first * stride + offset
+    return slice(start, start + (count - 1) * stride + 1, stride) if count else slice(0, 0), slice(first, first + count)
+
+
+def _inner(first: Tensor, second: Tensor, count: int | None = None) -> Tensor:
+    """<first_i, second_i> for Gram matrices (N * groups, P, P), raised by what rounding may have taken away; (N,).
+
+    The sum may cancel down to less than its rounding error, and a norm that is too small would let an example through
+    the clipping. With b_t = |a_t| |g_t| all terms together are at most (sum_t b_t)^2, which bounds that error.
+    """
+    inner = (first * second).flatten(1).sum(1)
+    lengths = (first.diagonal(dim1=1, dim2=2) * second.diagonal(dim1=1, dim2=2)).clamp(min=0).sqrt().sum(1)
+    bound = inner.clamp(min=0) + CANCELLATION * torch.finfo(first.dtype).eps * lengths.square()
+    return bound if count is None else bound.view(count, -1).sum(1)
+
+
+def in_full_precision(x: Tensor) -> Tensor:
+    """At least float32: norms and sums are never taken in less."""
+    return x.to(torch.promote_types(x.dtype, torch.float32)) if x.is_floating_point() else x
+
+
+def ghost_is_cheaper(positions: int, width: int, elements: int, kernel: int = 1) -> bool:
+    """Whether a ghost costs less time than instantiated gradients, for an example.
+
+    A ghost pays for P^2 inner products, of pixels in and out, and for adding them up over the kernel. Instantiation
+    multiplies no more than ordinary training, but less efficiently (by a quarter, measured), and writes and reads each
+    example's gradient.
+
+    Args:
+        positions: P, where the layer is applied.
+        width: input plus output features.
+        elements: of the parameter.
+        kernel: positions of the kernel.
+    """
+    ghost = positions**2 * (width + 3 * ACCESS * kernel)
+    instantiated = elements * (positions / 4 + 3 * ACCESS)
+    return ghost <= instantiated
