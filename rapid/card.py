@@ -16,12 +16,20 @@ _RETRIEVAL = {
 def privacy_in_words(statement: dict[str, Any]) -> str:
     """The content of `privacy.json` as a few sentences."""
     epsilon, delta = statement["epsilon"], statement["delta"]
+    group = statement.get("group")
+    people = (
+        f" For a person with {group['size']} images, all of them together, epsilon is {group['epsilon']:.3g} at the "
+        f"same delta; accountant: {group['accountant']}."
+        if group
+        else ""
+    )
     return (
         f"The model is ({epsilon:.3g}, {delta:.2g})-differentially private with respect to the "
         f"{statement['dataset_size']:,} private images: whether any one image was among them changes the probability "
         f"of every possible outcome by a factor of at most e^{epsilon:.3g}, except for a probability of "
         f"{delta:.2g}. This holds for the model and for all images made with it, however many. "
-        f"Adjacency: {statement['adjacency']}; unit: {statement['unit']}; accountant: {statement['accountant']}. "
+        f"Adjacency: {statement['adjacency']}; unit: {statement['unit']}; accountant: {statement['accountant']}."
+        f"{people} "
         "The number of private images and the list of classes count as public. Choosing settings by looking at the "
         "private images is not covered."
     )

@@ -28,19 +28,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.run(options)
     except RapidError as error:
-        print(f"rapid: {error}", file=sys.stderr)
+        if not error.told:
+            print(f"{_name()}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         trains = "resume" in options
-        print("rapid: stopped" + ("; go on with --resume" if trains else ""), file=sys.stderr)
+        print(f"{_name()}: stopped" + ("; go on with --resume" if trains else ""), file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # the reader of our output has gone: nothing more to say, and nothing to say it to
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        print(f"rapid: {error}", file=sys.stderr)
+        print(f"{_name()}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _name() -> str:
+    """How this process calls itself in messages."""
+    from rapid.runtime import process_rank
+
+    rank = process_rank()
+    return f"rapid (rank {rank})" if rank else "rapid"
 
 
 def _parser() -> argparse.ArgumentParser:

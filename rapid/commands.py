@@ -29,22 +29,30 @@ def train_private(options: argparse.Namespace) -> None:
     """`rapid train-private`."""
     from rapid.bundle import Bundle
     from rapid.card import privacy_in_words
-    from rapid.config import private_settings
-    from rapid.private import train_private_bundle
+    from rapid.config import Settings, private_settings
+    from rapid.private import Ranks, train_private_bundle
     from rapid.runtime import choose_device
 
-    base = Bundle.open(options.base, "--base", "public")
-    settings = private_settings(base.settings, options.preset, options.overrides)
-    bundle = train_private_bundle(
-        options.base,
-        options.private,
-        options.out,
-        settings,
-        epsilon=options.epsilon,
-        delta=options.delta,
-        device=choose_device(options.device),
-        resume=options.resume,
-    )
+    device = choose_device(options.device)
+    with Ranks.join(device) as ranks:
+
+        def read_settings() -> Settings:
+            base = Bundle.open(options.base, "--base", "public")
+            return private_settings(base.settings, options.preset, options.overrides)
+
+        bundle = train_private_bundle(
+            options.base,
+            options.private,
+            options.out,
+            ranks.together(read_settings),
+            epsilon=options.epsilon,
+            delta=options.delta,
+            device=device,
+            resume=options.resume,
+            ranks=ranks,
+        )
+    if bundle is None:
+        return
     assert bundle.privacy is not None
     print(f"private bundle: {bundle.path}")
     print(privacy_in_words(bundle.privacy))

@@ -161,7 +161,17 @@ class PrivateSettings(Section):
     ema_decay: float = Field(0.99, ge=0, lt=1)
     label_dropout: float = Field(0.0, ge=0, le=1, description="share of examples trained with the null class")
     trainable: tuple[str, ...] = Field(("*",), description="patterns of the parameter names that are trained")
-    physical_batch: int = Field(256, ge=1, description="examples in memory at a time: never changes what is released")
+    multiplicity: int = Field(
+        1, ge=1, description="draws of noise and timestep averaged for each image, before clipping"
+    )
+    group_size: int = Field(1, ge=1, description="images of one person, for whom epsilon is told too")
+    noise_source: Literal["chacha20", "device"] = Field(
+        "chacha20", description="chacha20: a stream cipher; device: the GPU's own generator, faster, not cryptographic"
+    )
+    physical_batch: int = Field(256, ge=1, description="draws in memory at a time: never changes what is released")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of the network's forward and backward pass; clipped sums and noise are float32"
+    )
 
 
 class GenerationSettings(Section):

@@ -49,6 +49,7 @@ def run_demo(out: Path, device: torch.device, settings: Settings | None = None) 
         device=device,
         resume=True,
     )
+    assert private is not None
     print("3/3 generation", flush=True)
     generator = Generator(private, device)
     _write_picture(out / "samples.png", samples_picture(generator))

@@ -1,6 +1,7 @@
 """The exceptions of rapid, and the exit code that each one stands for.
 
 RapidError            1  something failed inside
+├── LostRank          1  another process of a distributed run is gone
 ├── InputError        2  bad input or usage: the message names the argument and the fix
 └── PrivacyRefused    3  refused, because going on would break the privacy promise
 """
@@ -12,6 +13,12 @@ class RapidError(Exception):
     """A failure that rapid can explain in one line."""
 
     exit_code = 1
+    told = False
+    """Whether another process says it already."""
+
+
+class LostRank(RapidError):
+    """Another process of a distributed run is gone."""
 
 
 class InputError(RapidError):

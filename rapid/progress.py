@@ -15,9 +15,10 @@ class Progress:
         total: number of units.
         unit: what one unit is.
         done: units that an earlier run has done.
+        shown: whether anything is shown at all.
     """
 
-    def __init__(self, title: str, total: int, unit: str = "step", done: int = 0) -> None:
+    def __init__(self, title: str, total: int, unit: str = "step", done: int = 0, *, shown: bool = True) -> None:
         terminal = sys.stderr.isatty()
         self._bar = tqdm(
             total=total,
@@ -29,6 +30,7 @@ class Progress:
             mininterval=0.2 if terminal else 10.0,
             file=sys.stderr,
             dynamic_ncols=terminal,
+            disable=not shown,
         )
 
     def __enter__(self) -> Progress:

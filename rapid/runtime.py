@@ -6,6 +6,9 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import torch
@@ -34,19 +37,38 @@ def keep_freed_memory() -> None:
         mallopt(_M_ARENA_MAX, 1)
 
 
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C and SIGTERM meanwhile: for the short work of saving what was done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def process_rank() -> int:
+    """The rank that torchrun gave to this process; 0 if it was started by itself."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def choose_device(name: str) -> torch.device:
-    """The device for `--device auto|cpu|cuda`.
+    """The device for `--device auto|cpu|cuda`; of several GPUs the one that torchrun gave to this process.
 
     Raises:
         InputError: cuda was asked for and there is none, or an unknown name.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):
         raise InputError(f"--device {name}: choose auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: this machine or this build of torch has no CUDA; use --device cpu")
-    return torch.device(name)
+    return torch.device(name, int(os.environ.get("LOCAL_RANK", "0"))) if name == "cuda" else torch.device(name)
 
 
 def stop_on_sigterm() -> None:

@@ -12,9 +12,13 @@ from rapid.errors import PrivacyRefused
 from rapid.private.gradients import BookKeeper
 from rapid.private.plan import Plan
 from rapid.private.randomness import Randomness
+from rapid.private.ranks import Ranks
 
 Losses = Callable[[Tensor], Tensor]
-"""indices int64 (n,) of private examples -> their losses, float (n,), each a function of its own example alone."""
+"""indices int64 (rows,) of private examples -> their losses, float (rows,), each a function of its own example alone.
+
+An index that is there several times asks for as many losses, each with its own draws of noise, timestep or view.
+"""
 
 
 class PrivateMechanism:
@@ -23,7 +27,9 @@ class PrivateMechanism:
     Formal guarantee: all results of `gradient` together, at most `plan.steps`, are (plan.epsilon(), plan.delta)-
     differentially private in the private images, for adding or removing one image. Each call is the Gaussian mechanism
     with sensitivity clip_norm and standard deviation noise_multiplier * clip_norm on a Poisson sample of rate
-    sample_rate; everything that `losses` does with an example (retrieval included) lies before the clipping.
+    sample_rate; everything that `losses` does with an example (retrieval included) lies before the clipping. It holds
+    for several ranks as for one: a sample of each rank's part, drawn by itself, is a sample of all, the sums add up,
+    and each number of the sum gets its noise from exactly one rank.
 
     | case                     | what happens                                              |
     |--------------------------|-----------------------------------------------------------|
@@ -33,11 +39,13 @@ class PrivateMechanism:
 
     Args:
         plan: public numbers.
-        network: its parameters that require gradients now are trained.
-        losses: see `Losses`.
-        physical_batch: examples in memory at a time; never changes what is released.
+        network: its parameters that require gradients now are trained; the same on all ranks.
+        losses: see `Losses`; its indices are positions in this rank's part, `ranks.part(plan.dataset_size)`.
+        physical_batch: losses in memory at a time; never changes what is released.
+        autocast: run the network in bfloat16; norms, sums and noise stay float32.
         steps_taken: steps of an earlier run that this one resumes.
-        randomness: for tests only.
+        ranks: the processes that share the work.
+        randomness: of batches and noise, by default the stream cipher.
     """
 
     def __init__(
@@ -47,14 +55,20 @@ class PrivateMechanism:
         losses: Losses,
         *,
         physical_batch: int,
+        autocast: bool = False,
         steps_taken: int = 0,
+        ranks: Ranks | None = None,
         randomness: Randomness | None = None,
     ) -> None:
         self.plan = plan
         self.steps_taken = steps_taken
         self._keeper = BookKeeper(network)
+        self._device = self._keeper.parameters[0].device
         self._losses = losses
         self._physical_batch = physical_batch
+        self._autocast = autocast
+        self._ranks = ranks or Ranks()
+        self._examples = len(self._ranks.part(plan.dataset_size))
         self._randomness = randomness or Randomness()
 
     @property
@@ -67,6 +81,7 @@ class PrivateMechanism:
 
         Raises:
             PrivacyRefused: all planned steps are taken.
+            LostRank: another rank is gone.
         """
         if self.steps_taken >= self.plan.steps:
             raise PrivacyRefused(
@@ -74,23 +89,49 @@ class PrivateMechanism:
             )
         self.steps_taken += 1
         total = self.clipped_sum(self.draw_batch())
-        scale = self.plan.noise_multiplier * self.plan.clip_norm
-        noise = self._randomness.normal(sum(part.numel() for part in total)).mul_(scale)
-        pieces = noise.to(total[0].device).split([part.numel() for part in total])
-        return [
-            (part + piece.view_as(part)) / self.plan.expected_batch for part, piece in zip(total, pieces, strict=True)
-        ]
+        self.add_noise(total)
+        self._ranks.add_up(total)
+        return self._split(total.div_(self.plan.expected_batch))
 
     def draw_batch(self) -> Tensor:
-        """Poisson sample: each index of 0..dataset_size-1 with probability sample_rate, by itself; int64 (n,)."""
-        return (self._randomness.uniform(self.plan.dataset_size) <= self.plan.sample_rate).nonzero().flatten()
+        """Poisson sample of this rank's part: each position with probability sample_rate, by itself; int64 (n,)."""
+        return (self._randomness.uniform(self._examples) <= self.plan.sample_rate).nonzero().flatten()
 
-    def clipped_sum(self, indices: Tensor) -> list[Tensor]:
-        """Sum of the clipped gradients of the examples, over pieces of `physical_batch`. Private: no noise is in it."""
-        total = [torch.zeros_like(p, dtype=torch.float32, requires_grad=False) for p in self.parameters]
-        for piece in indices.split(self._physical_batch):
-            if len(piece):
-                losses = partial(self._losses, piece)
-                sums, _ = self._keeper.clipped_sum(losses, len(piece), self.plan.clip_norm)
-                torch._foreach_add_(total, sums)
+    def clipped_sum(self, indices: Tensor) -> Tensor:
+        """Sum of the clipped gradients of examples, each the mean of `plan.multiplicity` draws, over physical pieces.
+
+        Private: no noise is in it.
+
+        Args:
+            indices: int64 (n,), on the CPU.
+
+        Returns:
+            float32, all parameters in one vector.
+        """
+        size = sum(p.numel() for p in self.parameters)
+        total = torch.zeros(size, dtype=torch.float32, device=self._device)
+        parts, draws, clip_norm = self._split(total), self.plan.multiplicity, self.plan.clip_norm
+        if draws <= self._physical_batch:
+            for piece in indices.split(self._physical_batch // draws):
+                losses = partial(self._run, piece.repeat_interleave(draws))
+                self._keeper.clipped_sum(losses, len(piece), clip_norm, multiplicity=draws, into=parts)
+        else:
+            for index in indices:
+                pieces = index.repeat(draws).split(self._physical_batch)
+                runs = [(partial(self._run, piece), len(piece)) for piece in pieces]
+                self._keeper.clipped_one(runs, clip_norm, multiplicity=draws, into=parts)
         return total
+
+    def add_noise(self, total: Tensor) -> None:
+        """Add this rank's share of the noise, in place: that of one of as many equal cuts as there are ranks."""
+        share = total.tensor_split(self._ranks.count)[self._ranks.rank]
+        self._randomness.add_normal(share, self.plan.noise_multiplier * self.plan.clip_norm)
+
+    def _run(self, indices: Tensor) -> Tensor:
+        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast):
+            return self._losses(indices)
+
+    def _split(self, total: Tensor) -> list[Tensor]:
+        """Views of a vector in the shapes of the parameters."""
+        pieces = total.split([p.numel() for p in self.parameters])
+        return [piece.view_as(p) for piece, p in zip(pieces, self.parameters, strict=True)]

@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rapid.errors import InputError
-from rapid.private.accountant import prv_epsilon, rdp_epsilon, solve_noise_multiplier
+from rapid.private.accountant import group_epsilon, prv_epsilon, rdp_epsilon, solve_noise_multiplier
 
 
 def default_delta(dataset_size: int) -> float:
@@ -19,7 +19,19 @@ def default_delta(dataset_size: int) -> float:
 class Plan(BaseModel):
     """Public numbers that fix what a private training releases.
 
-    Adjacency: adding or removing one image. The number of images itself counts as public.
+    Adjacency: adding or removing one image. The number of images itself counts as public: it fixes the sample rate,
+    which stays what it is when an image is taken away. So the guarantee compares the set with the same set in which one
+    image contributes nothing.
+
+    Attributes:
+        dataset_size: N.
+        expected_batch: B; the batch of a step has B examples on average.
+        steps: number of steps.
+        clip_norm: C, largest l2 norm of an example's gradient.
+        noise_multiplier: sigma; the noise of a step has standard deviation sigma * C.
+        delta: of (epsilon, delta).
+        multiplicity: K draws of an example are averaged before clipping; no cost in privacy.
+        group_size: images of one person, for which epsilon is told too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -30,6 +42,8 @@ class Plan(BaseModel):
     clip_norm: float = Field(gt=0)
     noise_multiplier: float = Field(ge=0)
     delta: float = Field(gt=0, lt=1)
+    multiplicity: int = Field(1, ge=1)
+    group_size: int = Field(1, ge=1)
 
     @model_validator(mode="after")
     def _batch_fits(self) -> Self:
@@ -39,9 +53,18 @@ class Plan(BaseModel):
 
     @classmethod
     def solve(
-        cls, *, epsilon: float, delta: float, dataset_size: int, expected_batch: int, steps: int, clip_norm: float
+        cls,
+        *,
+        epsilon: float,
+        delta: float,
+        dataset_size: int,
+        expected_batch: int,
+        steps: int,
+        clip_norm: float,
+        multiplicity: int = 1,
+        group_size: int = 1,
     ) -> Self:
-        """The plan with the least noise that spends at most `epsilon` at `delta`.
+        """The plan with the least noise that spends at most `epsilon` at `delta`, for one image.
 
         Raises:
             InputError: an argument out of range; the message names the command-line argument.
@@ -63,6 +86,8 @@ class Plan(BaseModel):
             clip_norm=clip_norm,
             noise_multiplier=noise,
             delta=delta,
+            multiplicity=multiplicity,
+            group_size=group_size,
         )
 
     @property
@@ -77,3 +102,20 @@ class Plan(BaseModel):
     def epsilon_rdp(self) -> float:
         """Epsilon of all steps by RDP, for comparison."""
         return rdp_epsilon(self.noise_multiplier, self.sample_rate, self.steps, self.delta)
+
+    def epsilon_group(self) -> float:
+        """Epsilon of all steps for adding or removing the `group_size` images of one person."""
+        return group_epsilon(self.noise_multiplier, self.sample_rate, self.steps, self.delta, self.group_size)
+
+    def gradient_computations(self) -> int:
+        """Expected number of per-example gradients in all."""
+        return self.expected_batch * self.steps * self.multiplicity
+
+    def signal_to_noise(self, parameters: int) -> float:
+        """Of one step: the norm of the expected batch's sum if all its clipped gradients agree, over that of the noise.
+
+        An upper bound, reached where the gradients are clipped and point the same way. Averages over n steps have
+        sqrt(n) times this.
+        """
+        noise = self.noise_multiplier * math.sqrt(parameters)
+        return self.expected_batch / noise if noise else math.inf

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from rapid.bundle import PRIVACY, Bundle, BundleConfig, is_finished, write_config
 from rapid.card import private_card
-from rapid.config import Settings
+from rapid.config import PrivateSettings, Settings
 from rapid.data import ImageSet, fit_images, load_images
 from rapid.diffusion import Schedule
 from rapid.files import content_hash, replacing, write_json
 from rapid.models import Denoiser
 from rapid.private.objectives import PrivateObjective, Retriever, uses_retrieval
 from rapid.private.plan import Plan, default_delta
+from rapid.private.ranks import Ranks
 from rapid.private.statement import privacy_statement
 from rapid.private.training import select_trainable, train_private
 from rapid.public.networks import encode_all
+from rapid.runtime import process_rank
 from rapid.workspace import Workspace
 
 COPIED = ("autoencoder", "encoder", "knowledge_base")
@@ -36,7 +41,8 @@ def train_private_bundle(
     delta: float | None,
     device: torch.device,
     resume: bool,
-) -> Bundle:
+    ranks: Ranks | None = None,
+) -> Bundle | None:
     """Fine-tune the late denoising steps of a public bundle on private images with (epsilon, delta)-DP.
 
     Args:
@@ -48,30 +54,23 @@ def train_private_bundle(
         delta: in (0, 1), default 1 / (N ln N).
         device: where to train.
         resume: go on with what `out` holds.
+        ranks: the processes that share the work; all are given the same arguments, and the first one writes `out`.
 
     Returns:
-        The finished private bundle.
+        The finished private bundle; None on all ranks but the first.
 
     Raises:
         InputError: bad images or arguments, or an `out` that holds something else.
+        LostRank: another rank is gone.
     """
-    public = Bundle.open(base, "--base", "public")
-    images = fit_images(load_images(private, "--private"), settings.image, f"--private {private}")
-    size = len(images)
-    chosen_delta = default_delta(size) if delta is None else delta
-    plan = Plan.solve(
-        epsilon=epsilon,
-        delta=chosen_delta,
-        dataset_size=size,
-        expected_batch=settings.private.expected_batch,
-        steps=settings.private.steps,
-        clip_norm=settings.private.clip_norm,
-    )
-    if chosen_delta > 1 / size:
-        warnings.warn(
-            f"--delta {chosen_delta:g} is more than 1/N = {1 / size:.1e}: publishing a random image would satisfy it",
-            stacklevel=2,
-        )
+    ranks = ranks or Ranks()
+
+    def prepare() -> tuple[Bundle, ImageSet, Plan]:
+        public = Bundle.open(base, "--base", "public")
+        images = fit_images(load_images(private, "--private"), settings.image, f"--private {private}")
+        return public, images, _plan(len(images), settings.private, epsilon, delta)
+
+    public, images, plan = ranks.together(prepare)
     # public numbers only: nothing that depends on the pixels or on how many images a class has
     record = {
         "settings": settings.model_dump(mode="json"),
@@ -79,21 +78,53 @@ def train_private_bundle(
         "base": public.config.networks,
         "classes": list(images.classes),
     }
-    public_denoiser = public.public_denoiser().to(device).requires_grad_(False)
-    denoiser = public_denoiser.with_classes(len(images.classes)).to(device)
-    select_trainable(denoiser, settings.private.trainable)
-    workspace = Workspace.enter(out, "train-private", record, resume=resume)
-    if is_finished(out):
-        return Bundle.open(out, "--out", "private")
-    if not (out / "denoiser").is_dir():
+    ranks.agree("the settings or --base", json.dumps(record, sort_keys=True).encode())
+    ranks.agree("--private", images.fingerprint().encode())
+    ranks.together(lambda: Workspace.enter(out, "train-private", record, resume=resume) if ranks.first else None)
+    workspace = Workspace(out)
+    if not ranks.share(is_finished(out) or (out / "denoiser").is_dir()):
+        public_denoiser = public.public_denoiser().to(device).requires_grad_(False)
+        denoiser = public_denoiser.with_classes(len(images.classes)).to(device)
+        ranks.together(lambda: select_trainable(denoiser, settings.private.trainable))
         retriever = _retriever(public, public_denoiser, settings, device) if uses_retrieval(settings) else None
-        objective = _objective(public, images, denoiser, retriever, settings, device)
-        train_private(denoiser, objective, plan, settings.private, workspace.checkpoint("private"))
-        with replacing(out / "denoiser") as target:
-            denoiser.save(target)
-    _finish(public, images.classes, out, plan, settings)
-    workspace.leave()
+        objective = _objective(public, _part(images, ranks), denoiser, retriever, settings, device)
+        train_private(denoiser, objective, plan, settings.private, workspace.checkpoint("private"), ranks)
+        if ranks.first:
+            with replacing(out / "denoiser") as target:
+                denoiser.save(target)
+    if not ranks.first:
+        return None
+    if not is_finished(out):
+        _finish(public, images.classes, out, plan, settings)
+        workspace.leave()
     return Bundle.open(out, "--out", "private")
+
+
+def _part(images: ImageSet, ranks: Ranks) -> ImageSet:
+    """The images of this rank; the others never reach its network."""
+    own = np.asarray(ranks.part(len(images)))
+    labels = None if images.labels is None else images.labels[own]
+    return replace(images, images=images.images[own], labels=labels)
+
+
+def _plan(size: int, settings: PrivateSettings, epsilon: float, delta: float | None) -> Plan:
+    chosen = default_delta(size) if delta is None else delta
+    plan = Plan.solve(
+        epsilon=epsilon,
+        delta=chosen,
+        dataset_size=size,
+        expected_batch=settings.expected_batch,
+        steps=settings.steps,
+        clip_norm=settings.clip_norm,
+        multiplicity=settings.multiplicity,
+        group_size=settings.group_size,
+    )
+    if chosen > 1 / size and process_rank() == 0:
+        warnings.warn(
+            f"--delta {chosen:g} is more than 1/N = {1 / size:.1e}: publishing a random image would satisfy it",
+            stacklevel=2,
+        )
+    return plan
 
 
 def _retriever(public: Bundle, denoiser: Denoiser, settings: Settings, device: torch.device) -> Retriever:
@@ -131,7 +162,7 @@ def _finish(public: Bundle, classes: tuple[str, ...], out: Path, plan: Plan, set
             with replacing(out / name) as target:
                 # hard links save space where the file system allows them; bundles are never changed in place
                 shutil.copytree(public.path / source, target, copy_function=_link_or_copy)
-    statement = privacy_statement(plan)
+    statement = privacy_statement(plan, settings.private.noise_source)
     write_json(out / PRIVACY, statement)
     config = BundleConfig(
         kind="private",

@@ -8,16 +8,21 @@ from importlib import metadata
 from typing import Any
 
 import rapid
-from rapid.private.accountant import accountant_name
+from rapid.private.accountant import accountant_name, group_accountant_name
 from rapid.private.plan import Plan
-from rapid.private.randomness import NOISE_SOURCE
+from rapid.private.randomness import NOISE_SOURCES
 
-PACKAGES = ("torch", "opacus", "diffusers", "faiss-cpu", "faiss-gpu-cu12", "numpy", "cryptography")
+PACKAGES = ("torch", "opacus", "diffusers", "faiss-cpu", "faiss-gpu-cu12", "numpy", "cryptography", "dp-accounting")
 
 
-def privacy_statement(plan: Plan) -> dict[str, Any]:
-    """Content of `privacy.json` of a finished training."""
-    return {
+def privacy_statement(plan: Plan, noise_source: str) -> dict[str, Any]:
+    """Content of `privacy.json` of a finished training.
+
+    Args:
+        plan: what was spent.
+        noise_source: key of `NOISE_SOURCES`.
+    """
+    statement = {
         "epsilon": _round_up(plan.epsilon()),
         "delta": plan.delta,
         "accountant": accountant_name(),
@@ -30,11 +35,21 @@ def privacy_statement(plan: Plan) -> dict[str, Any]:
         "expected_batch": plan.expected_batch,
         "steps": plan.steps,
         "clip_norm": plan.clip_norm,
+        "multiplicity": plan.multiplicity,
         "dataset_size": plan.dataset_size,
-        "noise_source": NOISE_SOURCE,
+        "noise_source": NOISE_SOURCES[noise_source],
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "packages": {"rapid": rapid.__version__, **_versions()},
     }
+    if plan.group_size > 1:
+        statement["group"] = {
+            "unit": f"{plan.group_size} images of one person",
+            "size": plan.group_size,
+            "epsilon": _round_up(plan.epsilon_group()),
+            "delta": plan.delta,
+            "accountant": group_accountant_name(),
+        }
+    return statement
 
 
 def _round_up(epsilon: float) -> float:

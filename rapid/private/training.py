@@ -11,11 +11,14 @@ from torch import nn
 
 from rapid.checkpoint import Checkpoint
 from rapid.config import PrivateSettings
-from rapid.errors import InputError
+from rapid.errors import InputError, LostRank
 from rapid.models.ema import Ema
 from rapid.private.mechanism import Losses, PrivateMechanism
 from rapid.private.plan import Plan
+from rapid.private.randomness import randomness_for
+from rapid.private.ranks import Ranks
 from rapid.progress import Progress
+from rapid.runtime import uninterrupted
 
 EPSILON_UPDATES = 20
 """How often the epsilon beside the progress bar is computed anew."""
@@ -35,22 +38,44 @@ def select_trainable(network: nn.Module, patterns: tuple[str, ...]) -> None:
         parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
-def train_private(network: nn.Module, losses: Losses, plan: Plan, settings: PrivateSettings, checkpoint: Path) -> None:
+def train_private(
+    network: nn.Module,
+    losses: Losses,
+    plan: Plan,
+    settings: PrivateSettings,
+    checkpoint: Path,
+    ranks: Ranks | None = None,
+) -> None:
     """Train the parameters of `network` that require gradients, in place, and leave the averaged weights in it.
 
     Formal guarantee: that of `PrivateMechanism`; optimiser, average and checkpoints are functions of its results. A
     resumed run goes on from the last checkpoint with fresh noise; steps after that checkpoint were never released.
 
     Args:
-        network: the denoiser.
-        losses: per-example losses by index.
+        network: the denoiser; all ranks begin with the weights of the first.
+        losses: per-example losses by position in this rank's part.
         plan: what is spent.
-        settings: learning rate, EMA, physical batch.
-        checkpoint: file for the training state; training goes on from it if it is there. The caller removes it.
+        settings: learning rate, EMA, physical batch, precision, noise source.
+        checkpoint: file for the training state, of the first rank; training goes on from it if it is there. The caller
+            removes it.
+        ranks: the processes that share the work.
+
+    Raises:
+        InputError: the checkpoint belongs to another plan.
+        LostRank: another rank is gone; the state is saved.
     """
+    ranks = ranks or Ranks()
     optimizer = torch.optim.Adam([p for p in network.parameters() if p.requires_grad], lr=settings.learning_rate)
     ema = Ema(network, settings.ema_decay)
-    mechanism = PrivateMechanism(plan, network, losses, physical_batch=settings.physical_batch)
+    mechanism = PrivateMechanism(
+        plan,
+        network,
+        losses,
+        physical_batch=settings.physical_batch,
+        autocast=settings.precision == "bfloat16",
+        ranks=ranks,
+        randomness=randomness_for(settings.noise_source),
+    )
 
     def state() -> dict[str, Any]:
         return {
@@ -62,30 +87,34 @@ def train_private(network: nn.Module, losses: Losses, plan: Plan, settings: Priv
         }
 
     saver = Checkpoint(checkpoint, state)
-    if (saved := saver.load()) is not None:
-        if Plan.model_validate(saved["plan"]) != plan:
-            raise InputError(
-                "--resume: the checkpoint was made with another plan; use the same epsilon, delta and data"
-            )
-        mechanism.steps_taken = saved["step"]
-        network.load_state_dict(saved["network"])
-        optimizer.load_state_dict(saved["optimizer"])
-        ema.load_state_dict(saved["ema"])
+    # the first rank's state is everybody's, so that all hold the same weights
+    saved = ranks.share((saver.load() or state()) if ranks.first else {})
+    if Plan.model_validate(saved["plan"]) != plan:
+        raise InputError("--resume: the checkpoint was made with another plan; use the same epsilon, delta and data")
+    mechanism.steps_taken = saved["step"]
+    network.load_state_dict(saved["network"])
+    optimizer.load_state_dict(saved["optimizer"])
+    ema.load_state_dict(saved["ema"])
     # no layer of ours has another behaviour in training; eval() makes sure of it
     network.eval()
     try:
-        with Progress("private training", plan.steps, done=mechanism.steps_taken) as progress:
+        with Progress("private training", plan.steps, done=mechanism.steps_taken, shown=ranks.first) as progress:
             while mechanism.steps_taken < plan.steps:
                 for parameter, gradient in zip(mechanism.parameters, mechanism.gradient(), strict=True):
                     parameter.grad = gradient
                 optimizer.step()
                 ema.update(network)
-                if mechanism.steps_taken % max(1, plan.steps // EPSILON_UPDATES) == 0:
+                if ranks.first and mechanism.steps_taken % max(1, plan.steps // EPSILON_UPDATES) == 0:
                     progress.note(f"epsilon {plan.epsilon(mechanism.steps_taken):.2f}")
                 progress.advance()
-                saver.save_sometimes()
-    except KeyboardInterrupt:
-        saver.save()
+                if ranks.first:
+                    saver.save_sometimes()
+    except (KeyboardInterrupt, LostRank):
+        # a step that was begun but not taken counts as taken: it may have been seen
+        if ranks.first:
+            with uninterrupted():
+                saver.save()
         raise
-    saver.save()
+    if ranks.first:
+        saver.save()
     ema.copy_to(network)
