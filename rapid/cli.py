@@ -63,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     _settings(build, default_preset="letters-mnist")
     _training(build)
 
+    _plan(subparsers)
+
     private = _command(subparsers, "train-private", commands.train_private, "fine-tune on private images with DP-SGD")
     private.add_argument("--base", type=Path, required=True, metavar="DIR", help="public bundle, from build-kb")
     private.add_argument("--private", type=Path, required=True, metavar="PATH", help="private images")
@@ -103,6 +105,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _plan(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    plan = _command(subparsers, "plan", commands.plan, "compare what private trainings would cost; nothing is spent")
+    size = plan.add_mutually_exclusive_group(required=True)
+    size.add_argument("--size", type=int, metavar="N", help="number of private images")
+    size.add_argument("--private", type=Path, metavar="PATH", help="private images, to be counted")
+    plan.add_argument("--epsilon", type=float, action="append", metavar="E", help="may be repeated; default: 1 and 10")
+    plan.add_argument("--delta", type=float, metavar="D", help="default: 1 / (N ln N) for N images")
+    several = "may be repeated; default: what keeps the number of gradients equal"
+    plan.add_argument("--batch", type=int, action="append", default=[], metavar="B", help=several)
+    plan.add_argument("--steps", type=int, action="append", default=[], metavar="S", help=several)
+    plan.add_argument("--base", type=Path, metavar="DIR", help="public bundle: its network and settings")
+    plan.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    _settings(plan, default_preset=None, shown="that of --base, or letters-mnist")
+
+
 def _command(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str, run: commands.Command, description: str
 ) -> argparse.ArgumentParser:
@@ -115,8 +132,8 @@ def _output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the bundle")
 
 
-def _settings(parser: argparse.ArgumentParser, default_preset: str | None) -> None:
-    shown = default_preset or "that of --base"
+def _settings(parser: argparse.ArgumentParser, default_preset: str | None, shown: str = "that of --base") -> None:
+    shown = default_preset or shown
     parser.add_argument("--preset", default=default_preset, metavar="NAME", help=f"default: {shown}")
     _overrides(parser, "override a setting, such as private.steps=400")
 

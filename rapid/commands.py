@@ -59,6 +59,52 @@ def train_private(options: argparse.Namespace) -> None:
     print(f"next: rapid generate --model {bundle.path} --count 100 --out images.npz")
 
 
+def plan(options: argparse.Namespace) -> None:
+    """`rapid plan`."""
+    from rapid.bundle import Bundle
+    from rapid.config import load_settings, private_settings
+    from rapid.data import load_images
+    from rapid.private import default_delta
+    from rapid.private.proposal import EXPLANATION, choices, count_trained, propose, table
+    from rapid.progress import Progress
+
+    if options.base is not None:
+        base = Bundle.open(options.base, "--base", "public").settings
+        settings = private_settings(base, options.preset, options.overrides)
+    else:
+        settings = load_settings(options.preset or "letters-mnist", options.overrides)
+    images = None if options.private is None else load_images(options.private, "--private")
+    size: int = options.size if images is None else len(images)
+    if size < 1:
+        raise InputError(f"--size {size}: must be the number of private images, at least 1")
+    if any(number < 1 for number in [*options.batch, *options.steps]):
+        raise InputError("--batch, --steps: must be at least 1")
+    delta = default_delta(size) if options.delta is None else options.delta
+    parameters = count_trained(settings, len(images.classes) if images else 10)
+    pairs = choices(settings.private, size, options.batch, options.steps)
+    epsilons = options.epsilon or [1.0, 10.0]
+    rows = []
+    with Progress("planning", len(pairs) * len(epsilons), "plan") as progress:
+        for proposal in propose(settings.private, size, delta, epsilons, pairs, parameters):
+            rows.append(proposal.row())
+            progress.advance()
+    common = {
+        "dataset_size": size,
+        "delta": delta,
+        "clip_norm": settings.private.clip_norm,
+        "multiplicity": settings.private.multiplicity,
+        "group_size": settings.private.group_size,
+        "parameters": parameters,
+    }
+    if options.json:
+        print(json.dumps(common | {"plans": rows}, indent=2))
+        return
+    print(f"{size:,} private images, delta {delta:.2g}, {parameters:,} trained parameters ({settings.preset})\n")
+    print(table(rows, settings.private.group_size))
+    print(f"\n{EXPLANATION}")
+    print("next: rapid train-private ... --epsilon E --set private.expected_batch=B --set private.steps=S")
+
+
 def generate(options: argparse.Namespace) -> None:
     """`rapid generate`."""
     from rapid.bundle import Bundle

@@ -44,7 +44,7 @@ class ImageSet:
         return 1 if self.images.ndim == 3 else 3
 
     def fingerprint(self) -> str:
-        """sha256 of pixels and labels, to see whether images changed; of private images it is never written or shown."""
+        """sha256 of pixels and labels, to see whether images changed; that of private images is never written."""
         digest = hashlib.sha256(repr((self.images.shape, self.classes)).encode())
         digest.update(np.ascontiguousarray(self.images).data)
         if self.labels is not None:

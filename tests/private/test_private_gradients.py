@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 from diffusers import UNet2DModel
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles.gradients import clipped_sum
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from rapid.config import load_settings
 from rapid.models import Denoiser
 from rapid.private.gradients import BookKeeper, UnsupportedLayer
-from rapid.private.gradients.forms import NORM_MARGIN
+from rapid.private.gradients.forms import NORM_MARGIN, ConvolutionGhost
 
+PIXELS = [
+    "autoencoder.kind=none",
+    "denoiser.channels=16",
+    "denoiser.multipliers=[1,2]",
+    "denoiser.attention=[false,true]",
+]
 NETWORKS = {
     "demo": [],
     "two levels": ["denoiser.channels=16", "denoiser.multipliers=[1,2]", "denoiser.attention=[true,true]"],
@@ -31,12 +40,24 @@ NETWORKS = {
 
 
 def compare(
-    network: nn.Module, losses: Callable[[slice], Tensor], count: int, clip_norm: float, tolerance: float
+    network: nn.Module,
+    losses: Callable[[slice], Tensor],
+    count: int,
+    clip_norm: float,
+    tolerance: float,
+    draws: int = 1,
 ) -> None:
-    """Every parameter's clipped sum and every example's norm, within a relative tolerance."""
+    """Every parameter's clipped sum and every example's norm, within a relative tolerance.
+
+    `losses` takes a slice of rows, of which every `draws` belong to an example.
+    """
     keeper = BookKeeper(network)
-    sums, norms = keeper.clipped_sum(lambda: losses(slice(None)), count, clip_norm)
-    expected, expected_norms = clipped_sum(keeper.parameters, losses, count, clip_norm)
+    sums, norms = keeper.clipped_sum(lambda: losses(slice(None)), count, clip_norm, multiplicity=draws)
+
+    def mean_loss(examples: slice) -> Tensor:
+        return losses(slice(examples.start * draws, examples.stop * draws)) / draws
+
+    expected, expected_norms = clipped_sum(keeper.parameters, mean_loss, count, clip_norm)
     torch.testing.assert_close(norms.double(), expected_norms, rtol=tolerance, atol=1e-7)
     # some gradients are zero in exact arithmetic (attention key biases, biases before a normalisation): what floats
     # make of them is measured against the whole gradient
@@ -48,7 +69,7 @@ def compare(
 
 def unet_case(name: str, count: int, dtype: torch.dtype) -> tuple[Denoiser, Callable[[slice], Tensor]]:
     torch.manual_seed(0)
-    chosen = load_settings("demo", NETWORKS[name])
+    chosen = load_settings("demo", PIXELS if name == "pixels" else NETWORKS[name])
     denoiser = Denoiser.build(chosen, 10).to(dtype)
     x = torch.randn(count, *chosen.latent_shape, dtype=dtype)
     eps = torch.randn_like(x)
@@ -60,11 +81,16 @@ def unet_case(name: str, count: int, dtype: torch.dtype) -> tuple[Denoiser, Call
     return denoiser, losses
 
 
-@pytest.mark.parametrize("count", [0, 1, 5])
+@pytest.mark.parametrize(("count", "draws"), [(0, 1), (1, 1), (5, 1), (2, 3)])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_real_unets(name: str, count: int) -> None:
-    denoiser, losses = unet_case(name, count, torch.float32)
-    compare(denoiser, losses, count, 0.5, 1e-4)
+def test_real_unets(name: str, count: int, draws: int) -> None:
+    denoiser, losses = unet_case(name, count * draws, torch.float32)
+    compare(denoiser, losses, count, 0.5, 1e-4, draws)
+
+
+def test_a_real_unet_on_pixels() -> None:
+    denoiser, losses = unet_case("pixels", 3, torch.float32)
+    compare(denoiser, losses, 3, 0.5, 1e-4)
 
 
 def test_real_unet_in_double_precision() -> None:
@@ -85,12 +111,12 @@ class Squared(nn.Module):
         return (out * torch.linspace(-1, 1, out[0].numel()).view(out.shape[1:]) + 0.5 * out**2).flatten(1).sum(1)
 
 
-def compare_layer(layer: nn.Module, x: Tensor, tolerance: float = 1e-4) -> None:
+def compare_layer(layer: nn.Module, x: Tensor, tolerance: float = 1e-4, draws: int = 1) -> None:
     model = Squared(layer)
-    compare(model, lambda rows: model.losses(x[rows]), len(x), 0.7, tolerance)
+    compare(model, lambda rows: model.losses(x[rows]), len(x) // draws, 0.7, tolerance, draws)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     groups=st.sampled_from([1, 2]),
     channels=st.sampled_from([2, 4]),
@@ -103,42 +129,122 @@ def compare_layer(layer: nn.Module, x: Tensor, tolerance: float = 1e-4) -> None:
     bias=st.booleans(),
     channels_last=st.booleans(),
     count=st.sampled_from([0, 1, 4]),
-    size=st.sampled_from([(5, 6), (7, 5), (12, 12)]),
+    size=st.sampled_from([(3, 3), (5, 6), (7, 5), (12, 12)]),
+    draws=st.sampled_from([1, 1, 3]),
+    cost=st.sampled_from(["ghost", "instantiated", "by cost"]),
 )
 def test_conv2d(
     groups: int, channels: int, outputs: int, kernel: int, stride: int, dilation: int, padding: int, mode: str,
-    bias: bool, channels_last: bool, count: int, size: tuple[int, int],
+    bias: bool, channels_last: bool, count: int, size: tuple[int, int], draws: int, cost: str,
 ) -> None:  # fmt: skip
+    assume(min(size) > dilation * (kernel - 1) and (padding < min(size)))
     layer = nn.Conv2d(channels, outputs, kernel, stride, padding, dilation, groups=groups, bias=bias, padding_mode=mode)
-    x = torch.randn(count, channels, *size)
+    x = torch.randn(count * draws, channels, *size)
     if channels_last:
         x = x.contiguous(memory_format=torch.channels_last)
-    compare_layer(layer, x)
+    with forms_chosen(cost):
+        compare_layer(layer, x, draws=draws)
 
 
 def test_conv2d_with_same_padding_and_strided_input() -> None:
     compare_layer(nn.Conv2d(3, 4, (1, 3), padding="same", dilation=2), torch.randn(3, 6, 8, 8)[:, ::2, :, 1:])
 
 
-@settings(max_examples=25, deadline=None)
-@given(shape=st.lists(st.integers(1, 4), min_size=0, max_size=2), bias=st.booleans(), count=st.integers(0, 4))
-def test_linear(shape: list[int], bias: bool, count: int) -> None:
-    compare_layer(nn.Linear(5, 3, bias=bias), torch.randn(count, *shape, 5))
+@contextmanager
+def forms_chosen(cost: str) -> Iterator[None]:
+    """Make all layers take one form, whatever it costs."""
+    with pytest.MonkeyPatch.context() as patch:
+        if cost != "by cost":
+            patch.setattr("rapid.private.gradients.layers.ghost_is_cheaper", lambda *_: cost == "ghost")
+        yield
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=0, max_size=2),
+    bias=st.booleans(),
+    count=st.integers(0, 4),
+    draws=st.sampled_from([1, 2]),
+    cost=st.sampled_from(["ghost", "instantiated", "by cost"]),
+)
+def test_linear(shape: list[int], bias: bool, count: int, draws: int, cost: str) -> None:
+    with forms_chosen(cost):
+        compare_layer(nn.Linear(5, 3, bias=bias), torch.randn(count * draws, *shape, 5), draws=draws)
+
+
+@pytest.mark.parametrize("draws", [1, 2])
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_norms(count: int) -> None:
-    compare_layer(nn.GroupNorm(2, 4), torch.randn(count, 4, 3, 5))
-    compare_layer(nn.GroupNorm(2, 4), torch.randn(count, 4))
-    compare_layer(nn.LayerNorm(6), torch.randn(count, 3, 6))
-    compare_layer(nn.LayerNorm((3, 6)), torch.randn(count, 3, 6))
+def test_norms(count: int, draws: int) -> None:
+    rows = count * draws
+    compare_layer(nn.GroupNorm(2, 4), torch.randn(rows, 4, 3, 5), draws=draws)
+    compare_layer(nn.GroupNorm(2, 4), torch.randn(rows, 4), draws=draws)
+    compare_layer(nn.LayerNorm(6), torch.randn(rows, 3, 6), draws=draws)
+    compare_layer(nn.LayerNorm((3, 6)), torch.randn(rows, 3, 6), draws=draws)
 
 
+@pytest.mark.parametrize("draws", [1, 2])
 @pytest.mark.parametrize("padding_idx", [None, 1])
-def test_embedding_with_repeated_indices(padding_idx: int | None) -> None:
+def test_embedding_with_repeated_indices(padding_idx: int | None, draws: int) -> None:
     layer = nn.Embedding(5, 3, padding_idx=padding_idx)
-    for x in (torch.tensor([[0, 1, 1], [4, 4, 4]]), torch.tensor([2, 0, 2])):
-        compare_layer(layer, x)
+    for x in (torch.tensor([[0, 1, 1], [4, 4, 4]]), torch.tensor([2, 0, 2, 2])):
+        compare_layer(layer, x, draws=draws)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    size=st.sampled_from([(1, 1), (2, 3), (4, 4), (5, 3), (6, 6)]),
+    kernel=st.sampled_from([(1, 1), (2, 3), (3, 3)]),
+    stride=st.sampled_from([(1, 1), (2, 1), (2, 2)]),
+    dilation=st.sampled_from([(1, 1), (1, 2)]),
+    padding=st.sampled_from([(0, 0), (1, 2)]),
+    draws=st.sampled_from([1, 2]),
+)
+def test_products_of_patches_are_sums_of_products_of_pixels(
+    size: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int],
+    padding: tuple[int, int], draws: int,
+) -> None:  # fmt: skip
+    assume(all(s + 2 * p > d * (k - 1) for s, k, d, p in zip(size, kernel, dilation, padding, strict=True)))
+    x = torch.randn(2 * draws, 3, *size, dtype=torch.float64)
+    layer = nn.Conv2d(3, 1, kernel, stride, padding, dilation)
+    grads = torch.zeros_like(layer(x.float()))
+    found = ConvolutionGhost(layer, x, grads, 2)._patch_products()[:, 0]
+    patches = F.unfold(x, kernel, dilation, padding, stride).unflatten(0, (2, draws)).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(found, patches.mT @ patches)
+
+
+def test_draws_that_are_cut_into_parts_give_the_same_gradient() -> None:
+    denoiser, losses = unet_case("two levels", 7, torch.float32)
+    keeper = BookKeeper(denoiser)
+    whole, norms = keeper.clipped_sum(lambda: losses(slice(0, 7)), 1, 0.3, multiplicity=7)
+    total = keeper.zeros()
+    pieces = [(lambda: losses(slice(0, 3)), 3), (lambda: losses(slice(3, 4)), 1), (lambda: losses(slice(4, 7)), 3)]
+    norm = keeper.clipped_one(pieces, 0.3, multiplicity=7, into=total)
+    torch.testing.assert_close(norm, norms, rtol=1e-4, atol=0)
+    torch.testing.assert_close(total, whole, rtol=1e-3, atol=1e-6)
+
+
+def test_sums_add_to_what_is_there() -> None:
+    model = nn.Linear(3, 2)
+    x = torch.randn(4, 3)
+    keeper = BookKeeper(model)
+    fresh, _ = keeper.clipped_sum(lambda: model(x).square().sum(1), 4, 1.0)
+    into = [torch.ones_like(part) for part in fresh]
+    keeper.clipped_sum(lambda: model(x).square().sum(1), 4, 1.0, into=into)
+    torch.testing.assert_close(into, [part + 1 for part in fresh])
+
+
+def test_norms_are_bounds_where_floats_cancel() -> None:
+    """The gradient of one position is undone by the next: rounding leaves a little, and the norm must cover it."""
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 64, bias=False)
+    x = torch.randn(1, 1, 64).expand(1, 8, 64).contiguous() * 1e3
+    weights = torch.randn(64) * 1e3
+    signs = torch.tensor([1.0, -1.0] * 4)[:, None] * (1 + 1e-7 * torch.randn(8, 1))
+    keeper = BookKeeper(layer)
+    with forms_chosen("ghost"):
+        sums, norms = keeper.clipped_sum(lambda: (layer(x) * weights * signs).flatten(1).sum(1), 1, 1.0)
+    assert norms.item() > 0
+    assert sums[0].double().norm().item() <= 1.0
 
 
 def test_a_layer_that_is_called_twice() -> None:
@@ -150,6 +256,79 @@ def test_a_layer_that_is_called_twice() -> None:
 
 def test_in_place_operations_after_a_layer() -> None:
     compare_layer(nn.Sequential(nn.Linear(4, 4), nn.SiLU(inplace=True), nn.Linear(4, 2)), torch.randn(3, 4))
+
+
+def test_a_call_without_gradients_has_no_part() -> None:
+    model = nn.Linear(4, 4)
+    x = torch.randn(3, 4)
+
+    def losses(rows: slice) -> Tensor:
+        with torch.no_grad():
+            target = model(x[rows]).cos()
+        return (model(x[rows]) - target).square().sum(1)
+
+    compare(model, losses, 3, 0.5, 1e-4)
+
+
+def test_a_parameter_used_outside_its_layer_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    x = torch.randn(3, 4)
+    with pytest.raises(UnsupportedLayer, match="layer '1' is used outside"):
+        BookKeeper(model).clipped_sum(lambda: (model(x) @ model[1].weight).sum(1), 3, 1.0)
+
+
+def test_other_tensors_that_require_gradients_are_refused() -> None:
+    model, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    x = torch.randn(3, 4)
+    with pytest.raises(UnsupportedLayer, match="not trained here"):
+        BookKeeper(model).clipped_sum(lambda: model(other(x)).sum(1), 3, 1.0)
+    assert other.weight.grad is None
+    other.requires_grad_(False)
+    BookKeeper(model).clipped_sum(lambda: model(other(x)).sum(1), 3, 1.0)
+
+
+def test_gradient_checkpointing() -> None:
+    """Without re-entrance it changes nothing; with it there is an error, and no gradient on the side."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 2))
+    x = torch.randn(3, 4, requires_grad=True)
+
+    def losses(rows: slice, reentrant: bool) -> Tensor:
+        hidden: Tensor = checkpoint(model, x.detach()[rows], use_reentrant=reentrant)
+        return hidden.square().sum(1)
+
+    compare(model, lambda rows: losses(rows, False), 3, 0.5, 1e-4)
+    with warnings.catch_warnings(), pytest.raises(ValueError, match="no trained parameter"):
+        warnings.simplefilter("ignore")
+        BookKeeper(model).clipped_sum(lambda: losses(slice(None), True), 3, 0.5)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@settings(max_examples=20, deadline=None)
+@given(scale=st.floats(-3, 3), clip_norm=st.floats(1e-2, 1e2))
+def test_bfloat16_is_clipped_and_summed_in_float32(scale: float, clip_norm: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.SiLU(), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(128, 3))
+    x = torch.randn(5, 2, 4, 4) * 10**scale
+
+    def losses(rows: slice = slice(None)) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(x[rows]).float().square().sum(1)
+
+    keeper = BookKeeper(model)
+    for number in range(5):
+        sums, norms = keeper.clipped_sum(lambda n=number: losses(slice(n, n + 1)), 1, clip_norm)
+        assert all(part.dtype == torch.float32 for part in sums)
+        total = torch.cat([part.double().flatten() for part in sums]).norm().item()
+        assert total <= clip_norm
+        assert total == pytest.approx(min(clip_norm, norms.item()), rel=1e-3)
+    exact, _ = keeper.clipped_sum(lambda: model(x).square().sum(1), 5, clip_norm)
+    rough, _ = keeper.clipped_sum(losses, 5, clip_norm)
+    gap, whole = (torch.cat([p.flatten() for p in parts]).norm() for parts in (_minus(exact, rough), exact))
+    assert gap <= 0.05 * whole
+
+
+def _minus(first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
+    return [a - b for a, b in zip(first, second, strict=True)]
 
 
 def test_an_input_that_is_changed_after_it_was_read_is_refused() -> None:

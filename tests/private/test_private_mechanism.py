@@ -11,16 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rapid.bundle import Bundle
 from rapid.config import Settings, apply_overrides
-from rapid.data import fit_images, load_images
+from rapid.data import fit_images, load_images, sample_path
 from rapid.diffusion import Schedule
 from rapid.errors import PrivacyRefused
 from rapid.private.gradients import BookKeeper
 from rapid.private.mechanism import PrivateMechanism
 from rapid.private.objectives import Draws, PrivateObjective, Retriever
 from rapid.private.plan import Plan
+from rapid.private.randomness import DeviceRandomness
+from rapid.private.ranks import Ranks
 from rapid.public.networks import encode_all
 
 
@@ -45,17 +48,46 @@ class Data:
         return self.network(self.x[indices]).square().sum(1)
 
 
-@settings(max_examples=25, deadline=None)
-@given(physical=st.integers(1, 50), count=st.integers(0, 40))
-def test_physical_pieces_of_any_size_give_the_same_sum(physical: int, count: int) -> None:
+@settings(max_examples=40, deadline=None)
+@given(physical=st.integers(1, 50), count=st.integers(0, 40), draws=st.integers(1, 7))
+def test_physical_pieces_of_any_size_give_the_same_sum(physical: int, count: int, draws: int) -> None:
     data = Data(40)
+    plan = plan_of(multiplicity=draws)
     indices = torch.randperm(40)[:count]
-    whole = PrivateMechanism(plan_of(), data.network, data.losses, physical_batch=1000).clipped_sum(indices)
+    whole = PrivateMechanism(plan, data.network, data.losses, physical_batch=1000).clipped_sum(indices)
     data.calls.clear()
-    pieces = PrivateMechanism(plan_of(), data.network, data.losses, physical_batch=physical).clipped_sum(indices)
+    pieces = PrivateMechanism(plan, data.network, data.losses, physical_batch=physical).clipped_sum(indices)
     torch.testing.assert_close(pieces, whole, rtol=1e-4, atol=1e-6)
-    assert sum(data.calls) == count
+    assert sum(data.calls) == count * draws
     assert all(0 < size <= physical for size in data.calls)
+
+
+@pytest.mark.parametrize("physical", [2, 5, 100])
+def test_several_draws_of_an_example_are_averaged_before_clipping(physical: int) -> None:
+    """Against a loop: each draw's gradient by autograd, the mean of an example's draws, then the clipping."""
+    torch.manual_seed(1)
+    network, count, draws = nn.Linear(3, 2), 6, 5
+    x, noise = torch.randn(count, 3), torch.randn(count, draws, 3)
+    seen = [0] * count
+
+    def losses(indices: Tensor) -> Tensor:
+        rows = []
+        for index in indices.tolist():
+            rows.append(x[index] + noise[index, seen[index]])
+            seen[index] += 1
+        return network(torch.stack(rows)).square().sum(1)
+
+    mechanism = PrivateMechanism(plan_of(multiplicity=draws), network, losses, physical_batch=physical)
+    found = mechanism.clipped_sum(torch.arange(count))
+    expected = torch.zeros_like(found)
+    for index in range(count):
+        parts = [
+            torch.autograd.grad(network(x[index] + noise[index, k]).square().sum(), list(network.parameters()))
+            for k in range(draws)
+        ]
+        mean = torch.stack([torch.cat([g.flatten() for g in part]) for part in parts]).mean(0)
+        expected += mean * min(1.0, 0.5 / float(mean.norm()))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_batches_are_poisson() -> None:
@@ -91,13 +123,66 @@ def test_noise_has_the_planned_scale_once_a_step_whatever_the_pieces() -> None:
         assert stats.kstest(noise / scale, "norm").pvalue > 1e-5
 
 
+def test_the_noise_of_the_device_has_the_same_scale() -> None:
+    total = torch.zeros(200_001)
+    DeviceRandomness().add_normal(total, 0.3)
+    assert stats.kstest((total / 0.3).numpy(), "norm").pvalue > 1e-5
+    again = torch.zeros(200_001)
+    DeviceRandomness().add_normal(again, 0.3)
+    assert not torch.equal(total, again)
+
+
+def test_ranks_cut_the_noise_among_them() -> None:
+    """Each number of the sum gets its noise from exactly one rank, whatever the number of ranks."""
+    network = nn.Linear(7, 9)
+    for count in (1, 2, 3, 80):
+        noised = torch.zeros(72)
+        for rank in range(count):
+            mechanism = PrivateMechanism(
+                plan_of(), network, lambda i: i, physical_batch=4, ranks=Ranks(rank, count)
+            )  # fmt: skip
+            own = torch.zeros(72)
+            mechanism.add_noise(own)
+            noised += (own != 0).float()
+        assert noised.eq(1).all()
+
+
+def test_ranks_cut_the_examples_among_them() -> None:
+    for size, count in ((10, 1), (10, 3), (2, 5)):
+        parts = [set(Ranks(rank, count).part(size)) for rank in range(count)]
+        assert set().union(*parts) == set(range(size))
+        assert sum(len(part) for part in parts) == size
+
+
+def test_any_module_and_loss_can_be_trained() -> None:
+    """A classifier of the digits that ship with rapid, privately: no diffusion in it."""
+    images = load_images(sample_path("digits"), "digits")
+    assert images.labels is not None
+    x = torch.from_numpy(images.images[:4000]).float()[:, None] / 255
+    y = torch.from_numpy(images.labels[:4000])
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(1, 8, 4, 4), nn.GroupNorm(2, 8), nn.SiLU(), nn.Flatten(), nn.Linear(8 * 49, 10)
+    )  # fmt: skip
+    plan = Plan.solve(epsilon=8, delta=1e-4, dataset_size=3000, expected_batch=300, steps=60, clip_norm=1.0)
+    mechanism = PrivateMechanism(
+        plan, network, lambda i: F.cross_entropy(network(x[i]), y[i], reduction="none"), physical_batch=256
+    )
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    for _ in range(plan.steps):
+        for parameter, gradient in zip(mechanism.parameters, mechanism.gradient(), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+    accuracy = (network(x[3000:]).argmax(1) == y[3000:]).float().mean().item()
+    assert accuracy > 0.75
+
+
 def test_an_empty_batch_is_a_step_with_noise() -> None:
     data = Data(100_000)
     plan = plan_of(dataset_size=10**9, expected_batch=1).model_copy(update={"dataset_size": 100, "expected_batch": 1})
     mechanism = PrivateMechanism(plan, data.network, data.losses, physical_batch=8)
     for _ in range(plan.steps):
-        batch = mechanism.clipped_sum(torch.zeros(0, dtype=torch.int64))
-        assert all(not part.any() for part in batch)
+        assert not mechanism.clipped_sum(torch.zeros(0, dtype=torch.int64)).any()
         assert any(part.any() for part in mechanism.gradient())
     assert mechanism.steps_taken == plan.steps
 

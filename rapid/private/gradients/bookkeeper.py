@@ -43,7 +43,7 @@ class BookKeeper:
 
     Raises:
         UnsupportedLayer: see the table.
-        ValueError: nothing is trainable.
+        ValueError: nothing is trainable, or losses of a wrong shape or without gradients.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -124,9 +124,10 @@ class BookKeeper:
                 hook.remove()
         if values.shape != (count * draws,):
             raise ValueError(f"losses must have shape ({count * draws},), not {tuple(values.shape)}")
-        if values.requires_grad:
-            book.check(values)
-            torch.autograd.grad(values.sum() / divisor, book.roots, allow_unused=True)
+        if not values.requires_grad:
+            raise ValueError("the losses depend on no trained parameter")
+        book.check(values)
+        torch.autograd.grad(values.sum() / divisor, book.roots, allow_unused=True)
         return book.gradients
 
 
@@ -140,13 +141,10 @@ class _Book:
         self._count = count
         self._rows = rows
         self._calls: Counter[nn.Module] = Counter()
-        self._backward = False
 
     def record(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         """Forward hook of a layer."""
         name = self._layers[layer][0]
-        if self._backward:
-            raise UnsupportedLayer(f"layer '{name}' runs in the backward pass; turn gradient checkpointing off")
         if not output.requires_grad:
             return
         if not args:
@@ -155,17 +153,16 @@ class _Book:
             raise UnsupportedLayer(f"layer '{name}' was called with other than one row an example and draw")
         self._calls[layer] += 1
         # fires for the output as it is now, even if later code works in place on it
-        output.register_hook(partial(self._receive, layer, args[0].detach(), args[0]._version))
+        output.register_hook(partial(self._receive, layer, [args[0].detach()], args[0]._version))
         if not args[0].requires_grad:
             self.roots.append(get_gradient_edge(output))
 
     def check(self, losses: Tensor) -> None:
-        """Refuse what the hooks cannot see; from now on layers must not be called.
+        """Refuse what the hooks cannot see.
 
         Raises:
             UnsupportedLayer: gradients would reach other tensors than the parameters of the recorded calls.
         """
-        self._backward = True
         calls = {p: self._calls[layer] for layer in self._layers for p in layer.parameters(recurse=False)}
         for leaf, uses in _leaves(losses).items():
             if leaf not in calls:
@@ -174,9 +171,11 @@ class _Book:
                 owner = next(name for layer, (name, _) in self._layers.items() if leaf in set(layer.parameters()))
                 raise UnsupportedLayer(f"a parameter of layer '{owner}' is used outside of the layer's forward")
 
-    def _receive(self, layer: nn.Module, x: Tensor, version: int, grad: Tensor) -> None:
+    def _receive(self, layer: nn.Module, seen: list[Tensor], version: int, grad: Tensor) -> None:
         """Hook on the output of a call: the rule of the layer turns input and gradient into per-example gradients."""
         name, rule = self._layers[layer]
+        # the hook lives as long as the graph, but the input is held no longer than needed
+        x = seen.pop()
         if x._version != version:
             raise UnsupportedLayer(f"the input of layer '{name}' was changed in place after the layer had read it")
         with _exact():
