@@ -12,7 +12,7 @@ from typing import TextIO
 
 import rapid
 from rapid import commands
-from rapid.errors import RapidError
+from rapid.errors import InputError, RapidError
 
 INTERRUPTED = 130
 
@@ -26,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep_freed_memory()
     stop_on_sigterm()
     try:
+        if options.command != "train-private" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise InputError(f"rapid {options.command} runs as a single process; start train-private alone by torchrun")
         options.run(options)
     except RapidError as error:
         if not error.told:

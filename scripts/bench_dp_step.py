@@ -135,11 +135,14 @@ def opacus(case: Case, *, functorch: bool) -> Engine:
     def step() -> None:
         backward()
         optimizer.step()
+        optimizer.zero_grad()
 
     def gradient() -> list[Tensor]:
         backward()
         optimizer.clip_and_accumulate()
-        return [p.summed_grad / len(case.x) for p in module.parameters()]
+        found = [p.summed_grad / len(case.x) for p in module.parameters()]
+        optimizer.zero_grad()
+        return found
 
     return Engine(step, gradient)
 
@@ -160,10 +163,13 @@ def opacus_ghost(case: Case) -> Engine:
     def step() -> None:
         backward()
         optimizer.step()
+        optimizer.zero_grad()
 
     def gradient() -> list[Tensor]:
         backward()
-        return [torch.zeros_like(p) if p.grad is None else p.grad / len(case.x) for p in module.parameters()]
+        found = [torch.zeros_like(p) if p.grad is None else p.grad / len(case.x) for p in module.parameters()]
+        optimizer.zero_grad()
+        return found
 
     return Engine(step, gradient)
 

@@ -65,12 +65,14 @@ def train_private_bundle(
     """
     ranks = ranks or Ranks()
 
-    def prepare() -> tuple[Bundle, ImageSet, Plan]:
+    def prepare() -> tuple[Bundle, ImageSet, Denoiser, Plan]:
         public = Bundle.open(base, "--base", "public")
         images = fit_images(load_images(private, "--private"), settings.image, f"--private {private}")
-        return public, images, _plan(len(images), settings.private, epsilon, delta)
+        denoiser = public.public_denoiser().with_classes(len(images.classes)).to(device)
+        select_trainable(denoiser, settings.private.trainable)
+        return public, images, denoiser, _plan(len(images), settings.private, epsilon, delta)
 
-    public, images, plan = ranks.together(prepare)
+    public, images, denoiser, plan = ranks.together(prepare)
     # public numbers only: nothing that depends on the pixels or on how many images a class has
     record = {
         "settings": settings.model_dump(mode="json"),
@@ -83,10 +85,7 @@ def train_private_bundle(
     ranks.together(lambda: Workspace.enter(out, "train-private", record, resume=resume) if ranks.first else None)
     workspace = Workspace(out)
     if not ranks.share(is_finished(out) or (out / "denoiser").is_dir()):
-        public_denoiser = public.public_denoiser().to(device).requires_grad_(False)
-        denoiser = public_denoiser.with_classes(len(images.classes)).to(device)
-        ranks.together(lambda: select_trainable(denoiser, settings.private.trainable))
-        retriever = _retriever(public, public_denoiser, settings, device) if uses_retrieval(settings) else None
+        retriever = _retriever(public, settings, device) if uses_retrieval(settings) else None
         objective = _objective(public, _part(images, ranks), denoiser, retriever, settings, device)
         train_private(denoiser, objective, plan, settings.private, workspace.checkpoint("private"), ranks)
         if ranks.first:
@@ -127,10 +126,10 @@ def _plan(size: int, settings: PrivateSettings, epsilon: float, delta: float | N
     return plan
 
 
-def _retriever(public: Bundle, denoiser: Denoiser, settings: Settings, device: torch.device) -> Retriever:
+def _retriever(public: Bundle, settings: Settings, device: torch.device) -> Retriever:
     return Retriever(
         schedule=Schedule.build(settings.schedule).to(device),
-        denoiser=denoiser,
+        denoiser=public.public_denoiser().to(device).requires_grad_(False),
         encoder=public.encoder().to(device),
         knowledge_base=public.knowledge_base(),
         k=settings.retrieval.k,

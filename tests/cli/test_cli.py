@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from tests_support import TINY
 
+from rapid.bundle import Bundle
 from rapid.cli import main
+from rapid.private.accountant import prv_epsilon
 
 Paths = dict[str, Path]
 
@@ -57,6 +59,14 @@ GENERATE = "generate --model {private} --count 2 --out {new}.npz"
         (TRAIN.replace("--epsilon 1", "--epsilon 0"), "--epsilon"),
         (TRAIN.replace("--epsilon 1", "--epsilon -3"), "--epsilon"),
         (TRAIN.replace("--epsilon 1", "--epsilon nan"), "--epsilon"),
+        ("plan --size 0", "--size"),
+        ("plan --size 100 --epsilon 0", "--epsilon"),
+        ("plan --size 100 --batch 101 --steps 5", "expected_batch=101"),
+        ("plan --size 100 --batch 0", "--batch"),
+        ("plan --size 100 --delta 2", "--delta"),
+        ("plan --private {tmp}/none", "--private"),
+        (TRAIN + " --set private.multiplicity=0", "private.multiplicity"),
+        (TRAIN + " --set private.noise_source=dice", "private.noise_source"),
         (TRAIN + " --delta 0", "--delta"),
         (TRAIN + " --delta 1.5", "--delta"),
         (TRAIN + " --set private.expected_batch=101", "expected_batch"),
@@ -92,6 +102,14 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert not left
 
 
+def test_other_commands_are_not_distributed(
+    paths: Paths, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(GENERATE.format(**paths).split()) == 2
+    assert "runs as a single process" in capfd.readouterr().err
+
+
 def test_a_large_delta_is_warned_of(paths: Paths) -> None:
     process = start([part.format(**paths) for part in (TRAIN + " --delta 0.02").split()])
     _, errors = process.communicate(timeout=90)
@@ -125,6 +143,33 @@ def test_generate_info_and_evaluate(paths: Paths, capfd: pytest.CaptureFixture[s
     arguments = ["evaluate", "--synthetic", str(out), "--real", str(out), "--out", str(report)]
     assert main(arguments) == 0
     assert 0 <= json.loads(report.read_text())["utility"]["synthetic"]["accuracy"] <= 1
+
+
+def test_plan_prints_what_trainings_would_cost(paths: Paths, capfd: pytest.CaptureFixture[str]) -> None:
+    command = "plan --size 60000 --epsilon 1 --epsilon 4 --batch 1000 --batch 2000 --steps 100 --delta 1e-6 --json"
+    assert main([*command.split(), "--set", "private.multiplicity=3", "--set", "private.group_size=2"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["dataset_size"] == 60000
+    assert [(row["epsilon_wanted"], row["expected_batch"]) for row in found["plans"]] == [
+        (1, 1000), (1, 2000), (4, 1000), (4, 2000),
+    ]  # fmt: skip
+    for row in found["plans"]:
+        rate = row["expected_batch"] / 60000
+        assert row["epsilon_prv"] == prv_epsilon(row["noise_multiplier"], rate, 100, 1e-6) <= row["epsilon_wanted"]
+        assert row["epsilon_rdp"] > row["epsilon_prv"]
+        assert row["epsilon_group"] > row["epsilon_prv"]
+        assert row["gradient_computations"] == row["expected_batch"] * 100 * 3
+        noise = row["noise_multiplier"] * found["parameters"] ** 0.5
+        assert row["signal_to_noise"] == pytest.approx(row["expected_batch"] / noise)
+        assert row["signal_to_noise_all"] == pytest.approx(10 * row["signal_to_noise"])
+    # what is planned is what is trained
+    network = Bundle.open(paths["public"], "--base").public_denoiser().with_classes(10)
+    assert main(["plan", "--private", str(paths["digits"]), "--base", str(paths["public"]), "--epsilon", "2"]) == 0
+    table = capfd.readouterr().out
+    assert f"{sum(p.numel() for p in network.parameters()):,} trained parameters" in table
+    assert table.startswith("100 private images, delta 0.0022")
+    assert "noise_multiplier" in table
+    assert len([line for line in table.splitlines() if line.strip().startswith("2 ")]) == 5
 
 
 def test_help_of_every_command(capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution
+from scipy import optimize, stats
 
+from rapid.card import privacy_in_words
 from rapid.errors import InputError
-from rapid.private.accountant import prv_epsilon, rdp_epsilon, solve_noise_multiplier
+from rapid.private.accountant import group_epsilon, prv_epsilon, rdp_epsilon, solve_noise_multiplier
 from rapid.private.plan import Plan, default_delta
+from rapid.private.statement import privacy_statement
 
 # sample_rate, noise_multiplier, steps, delta, RDP, PLD
 VECTORS = [
@@ -86,3 +91,75 @@ def test_bad_plans_name_the_argument(change: dict[str, float], argument: str) ->
 def test_default_delta() -> None:
     assert default_delta(60_000) == pytest.approx(1 / (60_000 * math.log(60_000)))
     assert all(0 < default_delta(n) < 1 / n for n in (1, 2, 3, 100))
+
+
+def test_prv_lies_above_another_librarys_privacy_loss_distribution() -> None:
+    """dp-accounting's PLD, which is an upper bound too: both are within their numerical errors of the truth."""
+    for noise, rate, steps in ((4.16, 0.034, 800), (1.0, 0.02, 500)):
+        loss = privacy_loss_distribution.from_gaussian_mechanism(
+            noise, sampling_prob=rate, value_discretization_interval=1e-4
+        ).self_compose(steps)
+        assert prv_epsilon(noise, rate, steps, 1e-5) == pytest.approx(loss.get_epsilon_for_delta(1e-5), abs=0.03)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("noise", [3.0, 10.0])
+def test_a_group_at_full_batches_is_one_gaussian_with_its_shift(size: int, noise: float) -> None:
+    """Rate 1, one step: m images move the sum by m clip norms; analytic Gaussian (Balle and Wang 2018)."""
+    delta, sigma = 1e-5, noise / size
+
+    def spends(epsilon: float) -> float:
+        return stats.norm.cdf(0.5 / sigma - epsilon * sigma) - math.exp(epsilon) * stats.norm.cdf(
+            -0.5 / sigma - epsilon * sigma
+        )
+
+    exact = optimize.brentq(lambda epsilon: spends(epsilon) - delta, 0, 100)
+    assert group_epsilon(noise, 1.0, 1, delta, size) == pytest.approx(exact, rel=0.01, abs=0.01)
+
+
+@pytest.mark.parametrize(("noise", "rate", "size"), [(1.0, 0.1, 3), (2.0, 0.3, 2), (0.8, 0.01, 4)])
+def test_a_group_in_one_step_by_integration(noise: float, rate: float, size: int) -> None:
+    """The hockey-stick divergence of the mixture of Gaussians, by quadrature, in both directions."""
+    delta = 1e-4
+    shifts = np.arange(size + 1)
+    weights = stats.binom.pmf(shifts, size, rate)
+    x = np.linspace(-12 * noise, size + 12 * noise, 400_001)
+    with_group = (weights[:, None] * stats.norm.pdf(x, shifts[:, None], noise)).sum(0)
+    without = stats.norm.pdf(x, 0, noise)
+
+    def spends(epsilon: float) -> float:
+        factor = math.exp(epsilon)
+        add, remove = np.maximum(with_group - factor * without, 0), np.maximum(without - factor * with_group, 0)
+        return max(float(np.trapezoid(add, x)), float(np.trapezoid(remove, x)))
+
+    exact = optimize.brentq(lambda epsilon: spends(epsilon) - delta, 1e-6, 60)
+    found = group_epsilon(noise, rate, 1, delta, size)
+    assert exact <= found * (1 + 1e-6) <= exact * 1.01 + 0.011
+
+
+def test_groups_spend_more_than_one_and_less_than_the_textbook_says() -> None:
+    one = group_epsilon(4.0, 0.03, 500, 1e-6, 1)
+    assert one == prv_epsilon(4.0, 0.03, 500, 1e-6)
+    two, three = (group_epsilon(4.0, 0.03, 500, 1e-6, size) for size in (2, 3))
+    assert one < two < three
+    # m epsilon holds only at a delta that is e^((m - 1) epsilon) times larger
+    textbook = 2 * prv_epsilon(4.0, 0.03, 500, 1e-6 / (1 + math.exp(one)))
+    assert two < textbook
+
+
+def test_a_plan_tells_its_group_and_its_work() -> None:
+    plan = Plan(
+        dataset_size=1000, expected_batch=100, steps=50, clip_norm=1.0, noise_multiplier=2.0, delta=1e-5,
+        multiplicity=4, group_size=3,
+    )  # fmt: skip
+    assert plan.epsilon_group() == group_epsilon(2.0, 0.1, 50, 1e-5, 3) > plan.epsilon()
+    assert plan.gradient_computations() == 100 * 50 * 4
+    # 100 agreeing gradients of norm C against sqrt(parameters) * sigma * C
+    assert plan.signal_to_noise(2500) == pytest.approx(100 / (2 * 50))
+    statement = privacy_statement(plan, "device")
+    assert statement["group"]["size"] == 3
+    assert statement["group"]["epsilon"] == pytest.approx(plan.epsilon_group(), abs=1e-5)
+    assert "dp-accounting" in statement["group"]["accountant"]
+    assert "not cryptographic" in statement["noise_source"]
+    assert "a person with 3 images" in privacy_in_words(statement | {"dataset_size": 1000})
+    assert "group" not in privacy_statement(plan.model_copy(update={"group_size": 1}), "chacha20")

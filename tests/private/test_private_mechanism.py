@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -13,18 +11,13 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rapid.bundle import Bundle
-from rapid.config import Settings, apply_overrides
-from rapid.data import fit_images, load_images, sample_path
-from rapid.diffusion import Schedule
+from rapid.data import load_images, sample_path
 from rapid.errors import PrivacyRefused
 from rapid.private.gradients import BookKeeper
 from rapid.private.mechanism import PrivateMechanism
-from rapid.private.objectives import Draws, PrivateObjective, Retriever
 from rapid.private.plan import Plan
 from rapid.private.randomness import DeviceRandomness
 from rapid.private.ranks import Ranks
-from rapid.public.networks import encode_all
 
 
 def plan_of(**changes: float) -> Plan:
@@ -201,36 +194,3 @@ def test_a_step_beyond_the_plan_is_refused_before_any_example_is_seen() -> None:
     with pytest.raises(PrivacyRefused, match="5 planned steps"):
         mechanism.gradient()
     assert not data.calls
-
-
-@pytest.mark.parametrize("objective", ["rapid", "late", "ldm"])
-def test_one_image_more_changes_the_sum_by_at_most_clip_norm(
-    objective: str, public_bundle: Path, digits: Path, tiny_settings: Settings
-) -> None:
-    chosen = apply_overrides(tiny_settings.model_dump(mode="json"), [f"private.objective={objective}"])
-    bundle = Bundle.open(public_bundle, "--base")
-    public = bundle.public_denoiser().requires_grad_(False)
-    denoiser = public.with_classes(10).requires_grad_(True)
-    images = fit_images(load_images(digits, "--private"), chosen.image, "--private")
-    assert images.labels is not None
-    latents = encode_all(bundle.autoencoder(), images.images, torch.device("cpu"))
-    schedule = Schedule.build(chosen.schedule)
-    retriever = Retriever(schedule, public, bundle.encoder(), bundle.knowledge_base(), chosen.retrieval.k)
-    target = PrivateObjective(
-        chosen, denoiser, retriever if objective == "rapid" else None, latents, torch.from_numpy(images.labels),
-        torch.Generator(),
-    )  # fmt: skip
-    count, clip_norm = 12, 0.01
-    draws = target.draw(count)
-    keeper = BookKeeper(denoiser)
-
-    def total(rows: slice) -> Tensor:
-        part = Draws(*(value[rows] for value in draws))
-        indices = torch.arange(count)[rows]
-        sums, _ = keeper.clipped_sum(lambda: target.losses(indices, part), len(indices), clip_norm)
-        return torch.cat([s.double().flatten() for s in sums])
-
-    everything = total(slice(0, count))
-    for rows in (slice(0, count - 1), slice(1, count)):
-        # the other sums are of floats of this size, which is where the tolerance comes from
-        assert (everything - total(rows)).norm() <= clip_norm * (1 + 1e-4)
