@@ -22,7 +22,10 @@ from torch.nn import functional as F
 NORM_MARGIN = 1e-5
 """Norms are taken this much (relatively) too large, so that float32 rounding cannot lift a clipped gradient over C."""
 CANCELLATION = 16
-"""Roundings, in units of the machine epsilon, for which the norm of a ghost is raised: see `_with_rounding`."""
+"""Rounding errors, in machine epsilons, by which the norm of a ghost is raised (see `_inner`).
+
+Errors of an inner product grow like the root of its length: this is for lengths of up to a thousand or so.
+"""
 ACCESS = 15
 """Multiplications that take as long as one access of a float in memory, on CPUs and GPUs of today, roughly."""
 CHUNK = 1 << 20
