@@ -108,19 +108,26 @@ class PrivateMechanism:
         Returns:
             float32, all parameters in one vector.
         """
-        size = sum(p.numel() for p in self.parameters)
-        total = torch.zeros(size, dtype=torch.float32, device=self._device)
-        parts, draws, clip_norm = self._split(total), self.plan.multiplicity, self.plan.clip_norm
+        total: list[Tensor] = []
+
+        def sums() -> list[Tensor]:
+            if not total:
+                size = sum(p.numel() for p in self.parameters)
+                total.append(torch.zeros(size, dtype=torch.float32, device=self._device))
+            return self._split(total[0])
+
+        draws, clip_norm = self.plan.multiplicity, self.plan.clip_norm
         if draws <= self._physical_batch:
             for piece in indices.split(self._physical_batch // draws):
                 losses = partial(self._run, piece.repeat_interleave(draws))
-                self._keeper.clipped_sum(losses, len(piece), clip_norm, multiplicity=draws, into=parts)
+                self._keeper.clipped_sum(losses, len(piece), clip_norm, multiplicity=draws, into=sums)
         else:
             for index in indices:
                 pieces = index.repeat(draws).split(self._physical_batch)
                 runs = [(partial(self._run, piece), len(piece)) for piece in pieces]
-                self._keeper.clipped_one(runs, clip_norm, multiplicity=draws, into=parts)
-        return total
+                self._keeper.clipped_one(runs, clip_norm, multiplicity=draws, into=sums)
+        sums()
+        return total[0]
 
     def add_noise(self, total: Tensor) -> None:
         """Add this rank's share of the noise, in place: that of one of as many equal cuts as there are ranks."""

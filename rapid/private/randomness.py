@@ -22,7 +22,7 @@ NOISE_SOURCES = {
     "device": "generator of the device (torch.randn), not cryptographic, seeded by the operating system (os.urandom)",
 }
 """The choices of `private.noise_source`, in the words of the privacy statement."""
-CHUNK = 1 << 17
+CHUNK = 1 << 18
 """Numbers that are made at a time: their intermediate results stay in the cache."""
 
 

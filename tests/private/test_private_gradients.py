@@ -218,7 +218,7 @@ def test_draws_that_are_cut_into_parts_give_the_same_gradient() -> None:
     whole, norms = keeper.clipped_sum(lambda: losses(slice(0, 7)), 1, 0.3, multiplicity=7)
     total = keeper.zeros()
     pieces = [(lambda: losses(slice(0, 3)), 3), (lambda: losses(slice(3, 4)), 1), (lambda: losses(slice(4, 7)), 3)]
-    norm = keeper.clipped_one(pieces, 0.3, multiplicity=7, into=total)
+    norm = keeper.clipped_one(pieces, 0.3, multiplicity=7, into=lambda: total)
     torch.testing.assert_close(norm, norms, rtol=1e-4, atol=0)
     torch.testing.assert_close(total, whole, rtol=1e-3, atol=1e-6)
 
@@ -229,7 +229,7 @@ def test_sums_add_to_what_is_there() -> None:
     keeper = BookKeeper(model)
     fresh, _ = keeper.clipped_sum(lambda: model(x).square().sum(1), 4, 1.0)
     into = [torch.ones_like(part) for part in fresh]
-    keeper.clipped_sum(lambda: model(x).square().sum(1), 4, 1.0, into=into)
+    keeper.clipped_sum(lambda: model(x).square().sum(1), 4, 1.0, into=lambda: into)
     torch.testing.assert_close(into, [part + 1 for part in fresh])
 
 

@@ -15,8 +15,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rapid.private.gradients.forms import Direct, Factors, Gradient, in_full_precision
 from rapid.private.gradients.layers import Rule, UnsupportedLayer, rule_for
 
+SMALL = 1 << 12
+"""Elements of a parameter up to which its gradients are handled together with others."""
 Losses = Callable[[], Tensor]
 """Runs the network and returns one loss a row, float (rows,), each a function of its own example alone."""
+Sums = Callable[[], list[Tensor]]
+"""The sums to add to, one tensor for each parameter; called after the backward pass, when memory is free again."""
 
 
 class BookKeeper:
@@ -58,7 +62,7 @@ class BookKeeper:
         return [torch.zeros_like(in_full_precision(p.detach())) for p in self.parameters]
 
     def clipped_sum(
-        self, losses: Losses, count: int, clip_norm: float, *, multiplicity: int = 1, into: list[Tensor] | None = None
+        self, losses: Losses, count: int, clip_norm: float, *, multiplicity: int = 1, into: Sums | None = None
     ) -> tuple[list[Tensor], Tensor]:
         """Sum over examples of gradient * min(1, clip_norm / norm).
 
@@ -67,27 +71,31 @@ class BookKeeper:
             count: N.
             clip_norm: C.
             multiplicity: K.
-            into: sums to add to, from `zeros`; new ones by default.
+            into: sums to add to; new ones by default.
 
         Returns:
             The sums, and the norms before clipping, float (N,), which are private: they must not leave the mechanism.
         """
-        total = self.zeros() if into is None else into
+        into = into or self.zeros
         if count == 0:
-            return total, total[0].new_zeros(0)
+            return into(), in_full_precision(self.parameters[0].detach()).new_zeros(0)
         gradients = self._gradients(losses, count, multiplicity, multiplicity)
+        total = into()
+        parts = dict(zip(self.parameters, total, strict=True))
         with _exact():
-            squares = [gradient.norms_squared() for gradient in gradients.values()]
-            norms = torch.stack(squares).sum(0).sqrt() if squares else total[0].new_zeros(count)
+            held = _joined(gradients)
+            norms = torch.stack([gradient.norms_squared() for gradient in held.values()]).sum(0).sqrt()
             factors = Factors(norms, clip_norm)
-            for parameter, part in zip(self.parameters, total, strict=True):
-                # popped, so that what a layer has noted is freed once it is used
-                if (gradient := gradients.pop(parameter, None)) is not None:
-                    part.add_(gradient.weighted_sum(factors))
+            while held:
+                # one by one, so that what a layer has noted is freed once it is used
+                parameters, gradient = held.popitem()
+                pieces = gradient.weighted_sum(factors).flatten().split([p.numel() for p in parameters])
+                for parameter, piece in zip(parameters, pieces, strict=True):
+                    parts[parameter].add_(piece.view_as(parameter))
         return total, norms
 
     def clipped_one(
-        self, parts: Iterable[tuple[Losses, int]], clip_norm: float, *, multiplicity: int, into: list[Tensor]
+        self, parts: Iterable[tuple[Losses, int]], clip_norm: float, *, multiplicity: int, into: Sums
     ) -> Tensor:
         """Add the clipped gradient of a single example whose K draws are too many to be in memory at a time.
 
@@ -109,7 +117,7 @@ class BookKeeper:
                         part.add_(gradient.weighted_sum(Factors.ones(part)))
         norm: Tensor = torch.stack([torch.linalg.vector_norm(part) for part in mean]).square().sum(0, True).sqrt()
         factors = Factors(norm, clip_norm)
-        for part, own in zip(into, mean, strict=True):
+        for part, own in zip(into(), mean, strict=True):
             part.add_(factors.combine(own[None]))
         return norm
 
@@ -189,6 +197,16 @@ class _Book:
                     earlier.add(gradient)
                 else:
                     self.gradients[parameter] = gradient.instantiate()
+
+
+def _joined(gradients: dict[nn.Parameter, Gradient]) -> dict[tuple[nn.Parameter, ...], Gradient]:
+    """The gradients, taken over, by their parameters: many small ones as one, because calls cost more than sums."""
+    small = {p: g.gradients for p, g in gradients.items() if isinstance(g, Direct) and p.numel() <= SMALL}
+    result: dict[tuple[nn.Parameter, ...], Gradient] = {(p,): g for p, g in gradients.items() if p not in small}
+    if small:
+        result[tuple(small)] = Direct(torch.cat([g.flatten(1) for g in small.values()], 1))
+    gradients.clear()
+    return result
 
 
 def _leaves(losses: Tensor) -> Counter[nn.Parameter]:

@@ -28,7 +28,7 @@ Errors of an inner product grow like the root of its length: this is for lengths
 """
 ACCESS = 15
 """Multiplications that take as long as one access of a float in memory, on CPUs and GPUs of today, roughly."""
-CHUNK = 1 << 20
+CHUNK = 1 << 21
 """Floats of patches that are formed at a time: few enough to stay in the cache."""
 MATRIX = 1 << 16
 """Elements up to which a linear map of pixel products is applied as a matrix."""
@@ -314,9 +314,10 @@ def _inner(first: Tensor, second: Tensor, count: int | None = None) -> Tensor:
     The sum may cancel down to less than its rounding error, and a norm that is too small would let an example through
     the clipping. With b_t = |a_t| |g_t| all terms together are at most (sum_t b_t)^2, which bounds that error.
     """
-    inner = (first * second).flatten(1).sum(1)
-    lengths = (first.diagonal(dim1=1, dim2=2) * second.diagonal(dim1=1, dim2=2)).clamp(min=0).sqrt().sum(1)
-    bound = inner.clamp(min=0) + CANCELLATION * torch.finfo(first.dtype).eps * lengths.square()
+    products = first * second
+    inner = products.flatten(1).sum(1).clamp_(min=0)
+    lengths = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt().sum(1)
+    bound = inner.addcmul_(lengths, lengths, value=CANCELLATION * torch.finfo(first.dtype).eps)
     return bound if count is None else bound.view(count, -1).sum(1)
 
 
