@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from importlib import metadata
 
 import numpy as np
@@ -20,6 +21,8 @@ from rapid.errors import InputError
 MAX_NOISE_MULTIPLIER = 1e5
 MIN_NOISE_MULTIPLIER = 0.2
 RELATIVE_TOLERANCE = 1e-3
+INTEGER_ORDERS = range(2, 64)
+"""Orders whose RDP is quick to compute: for a first guess."""
 
 
 def accountant_name() -> str:
@@ -47,7 +50,7 @@ def prv_epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: 
         return math.inf
     accountant = PRVAccountant()
     accountant.history = [(noise_multiplier, sample_rate, steps)]
-    rough = rdp_epsilon(noise_multiplier, sample_rate, steps, delta)
+    rough = rdp_epsilon(noise_multiplier, sample_rate, steps, delta, orders=INTEGER_ORDERS)
     # the numerical error is part of the bound: it is kept small against epsilon itself
     error = min(0.01, max(1e-3, rough / 50))
     with warnings.catch_warnings():
@@ -58,8 +61,10 @@ def prv_epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: 
     return min(bound, rough)
 
 
-def rdp_epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> float:
-    """Upper bound on epsilon at `delta` by Renyi differential privacy; arguments as `prv_epsilon`."""
+def rdp_epsilon(
+    noise_multiplier: float, sample_rate: float, steps: int, delta: float, *, orders: Sequence[float] | None = None
+) -> float:
+    """Upper bound on epsilon at `delta` by Renyi differential privacy, over some orders; arguments as `prv_epsilon`."""
     if steps == 0:
         return 0.0
     if noise_multiplier <= 0:
@@ -69,7 +74,7 @@ def rdp_epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: 
     with warnings.catch_warnings():
         # the bound holds all the same
         warnings.simplefilter("ignore", UserWarning)
-        return float(accountant.get_epsilon(delta))
+        return float(accountant.get_epsilon(delta, alphas=None if orders is None else list(orders)))
 
 
 def group_epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: float, group_size: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -85,6 +86,17 @@ class Ranks:
             dist.broadcast_object_list(box, src=0)
         shared: Any = box[0]
         return shared  # type: ignore[no-any-return]
+
+    def share_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A training state of rank 0, on all ranks: tensors (sent ones on the CPU), numbers, dicts and lists."""
+        if self.count == 1:
+            return state
+        buffer = io.BytesIO()
+        if self.first:
+            torch.save(state, buffer)
+        received = io.BytesIO(self.share(buffer.getvalue()))
+        shared: dict[str, Any] = torch.load(received, weights_only=True, map_location="cpu")
+        return shared
 
     def together(self, action: Callable[[], Result]) -> Result:
         """Run `action` on every rank; where one fails all fail, and only the first that failed says why.

@@ -88,7 +88,7 @@ def train_private(
 
     saver = Checkpoint(checkpoint, state)
     # the first rank's state is everybody's, so that all hold the same weights
-    saved = ranks.share((saver.load() or state()) if ranks.first else {})
+    saved = ranks.share_state((saver.load() or state()) if ranks.first else {})
     if Plan.model_validate(saved["plan"]) != plan:
         raise InputError("--resume: the checkpoint was made with another plan; use the same epsilon, delta and data")
     mechanism.steps_taken = saved["step"]

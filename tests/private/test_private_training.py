@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rapid.bundle import Bundle
-from rapid.config import PrivateSettings, Settings
+from rapid.config import PrivateSettings, Settings, apply_overrides
 from rapid.errors import InputError
 from rapid.files import content_hash
 from rapid.private import train_private_bundle
@@ -78,6 +78,31 @@ def test_privacy_json_follows_from_the_plan(private_bundle: Path, tiny_settings:
     assert spent <= statement["epsilon"] <= 10
     assert "opacus" in statement["accountant"]
     assert "differentially private" in (private_bundle / "README.md").read_text()
+
+
+def test_draws_precision_and_noise_source_are_options(
+    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: Settings
+) -> None:
+    chosen = apply_overrides(
+        tiny_settings.model_dump(mode="json"),
+        [
+            "private.multiplicity=3", "private.precision=bfloat16", "private.noise_source=device",
+            "private.group_size=4", "private.physical_batch=2",
+        ],
+    )  # fmt: skip
+    out = tmp_path / "out"
+    train_private_bundle(
+        public_bundle, digits, out, chosen, epsilon=10.0, delta=None, device=CPU, resume=False
+    )  # fmt: skip
+    statement = json.loads((out / "privacy.json").read_text())
+    assert statement["multiplicity"] == 3
+    assert "generator of the device" in statement["noise_source"]
+    assert statement["group"]["size"] == 4
+    assert statement["group"]["epsilon"] > statement["epsilon"]
+    assert "a person with 4 images" in (out / "README.md").read_text()
+    weights = Bundle.open(out, "--out").denoiser().state_dict()
+    assert all(torch.isfinite(value).all() for value in weights.values())
+    assert all(value.dtype == torch.float32 for value in weights.values())
 
 
 def test_what_is_written_and_said_depends_on_the_images_only_through_the_weights(
