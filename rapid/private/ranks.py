@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -144,5 +145,6 @@ def _contact() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0][:200]
+        # without the place in gloo's source, and without its advice
+        reason = re.sub(r"^\[\S*\]\s*", "", str(error).strip()).split(". ")[0].splitlines()[0]
         raise LostRank(f"lost contact with another rank ({reason}); start all ranks again with --resume") from error

@@ -101,7 +101,7 @@ def train_private_bundle(
 
 def _part(images: ImageSet, ranks: Ranks) -> ImageSet:
     """The images of this rank; the others never reach its network."""
-    own = np.asarray(ranks.part(len(images)))
+    own = np.asarray(ranks.part(len(images)), dtype=np.int64)
     labels = None if images.labels is None else images.labels[own]
     return replace(images, images=images.images[own], labels=labels)
 

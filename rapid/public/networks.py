@@ -131,7 +131,10 @@ def one_step_query(denoiser: Denoiser, schedule: Schedule, latents: Tensor, eps:
 
 
 def encode_all(autoencoder: Autoencoder, images: NDArray[np.uint8], device: torch.device) -> Tensor:
-    """Normalised latents of all images, float (N, c, h, w), on `device`."""
+    """Normalised latents of all images, float (N, c, h, w), on `device`; N may be 0."""
+    if len(images) == 0:
+        # normalisation layers refuse empty batches: a black image tells the shape
+        return encode_all(autoencoder, np.zeros((1, *images.shape[1:]), np.uint8), device)[:0]
     parts = [
         autoencoder.encode(to_unit_range(images[start : start + ENCODE_BATCH], device))
         for start in range(0, len(images), ENCODE_BATCH)

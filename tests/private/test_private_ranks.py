@@ -129,6 +129,16 @@ def test_train_private_on_two_ranks(tmp_path: Path, public_bundle: Path, digits:
     assert Bundle.open(out, "--out", "private").denoiser().num_classes == 10
 
 
+def test_a_single_image_on_two_ranks(tmp_path: Path, public_bundle: Path, digits: Path) -> None:
+    with np.load(digits) as archive:
+        np.savez(tmp_path / "one.npz", images=archive["images"][:1], labels=np.zeros(1, np.int64))
+    out = tmp_path / "out"
+    process = torchrun(*arguments(public_bundle, tmp_path / "one.npz", out, "--set", "private.expected_batch=1"))
+    _, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors
+    assert json.loads((out / "privacy.json").read_text())["dataset_size"] == 1
+
+
 def test_bad_input_is_said_once(tmp_path: Path, public_bundle: Path) -> None:
     process = torchrun(*arguments(public_bundle, tmp_path / "none", tmp_path / "out"))
     _, errors = process.communicate(timeout=120)
