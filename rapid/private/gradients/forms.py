@@ -168,9 +168,7 @@ class RowsGhost(Gradient):
         """See `Gradient`."""
         grads = in_full_precision(self.output_grads)
         gradients = grads.new_zeros(len(grads), self.table, grads.shape[2])
-        return Direct(
-            gradients.scatter_add_(1, self.indices[:, :, None].expand_as(self.output_grads), self.output_grads)
-        )
+        return Direct(gradients.scatter_add_(1, self.indices[:, :, None].expand_as(grads), grads))
 
 
 class ConvolutionGhost(Gradient):
@@ -270,7 +268,7 @@ class _Shift(NamedTuple):
 
     def sum(self, products: Tensor) -> Tensor:
         """(..., K * H * W, K * H * W) -> (..., K * h * w, K * h * w)."""
-        if self.kernel == (1, 1) and self.inputs == self.outputs:
+        if self.kernel == self.stride == (1, 1) and self.inputs == self.outputs:
             return products
         size, leading = products.shape[-1] ** 2, products.shape[:-2]
         flat = products.reshape(-1, size)
