@@ -68,7 +68,12 @@ def choose_device(name: str) -> torch.device:
         raise InputError(f"--device {name}: choose auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: this machine or this build of torch has no CUDA; use --device cpu")
-    return torch.device(name, int(os.environ.get("LOCAL_RANK", "0"))) if name == "cuda" else torch.device(name)
+    if name == "cpu":
+        return torch.device(name)
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if local >= torch.cuda.device_count():
+        raise InputError(f"--device cuda: {torch.cuda.device_count()} GPUs here; start as many processes or fewer")
+    return torch.device(name, local)
 
 
 def stop_on_sigterm() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,13 @@ class Workspace:
         return self._checkpoints / f"{name}.pt"
 
     def leave(self) -> None:
-        """Remove training states: the bundle is finished. The plan stays, so that a repeated command is recognised."""
-        for file in self._checkpoints.glob("*.pt"):
-            file.unlink()
+        """Remove training states and what killed runs left half-written: the bundle is finished.
+
+        The plan stays, so that a repeated command is recognised.
+        """
+        scratch = [path for path in self.out.glob(".*.*") if path.is_dir()]
+        for path in (*scratch, *(path for path in self._checkpoints.iterdir() if path.name != PLAN)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _first_difference(first: Any, second: Any, name: str = "") -> str | None:

@@ -15,6 +15,7 @@ from importlib import metadata
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 from opacus.accountants import PRVAccountant, RDPAccountant
+from scipy.stats import binom
 
 from rapid.errors import InputError
 
@@ -58,7 +59,7 @@ def prv_epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: 
         warnings.simplefilter("ignore", UserWarning)
         warnings.simplefilter("ignore", RuntimeWarning)
         bound = float(accountant.get_epsilon(delta, eps_error=error))
-    return min(bound, rough)
+    return max(0.0, min(bound, rough))
 
 
 def rdp_epsilon(
@@ -74,7 +75,7 @@ def rdp_epsilon(
     with warnings.catch_warnings():
         # the bound holds all the same
         warnings.simplefilter("ignore", UserWarning)
-        return float(accountant.get_epsilon(delta, alphas=None if orders is None else list(orders)))
+        return max(0.0, float(accountant.get_epsilon(delta, alphas=None if orders is None else list(orders))))
 
 
 def group_epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: float, group_size: int) -> float:
@@ -97,8 +98,7 @@ def group_epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta
     if group_size == 1:
         return prv_epsilon(noise_multiplier, sample_rate, steps, delta)
     shifts = np.arange(group_size + 1)
-    choices = np.array([math.comb(group_size, j) for j in shifts], dtype=float)
-    probabilities = choices * sample_rate**shifts * (1 - sample_rate) ** (group_size - shifts)
+    probabilities = binom.pmf(shifts, group_size, sample_rate)
     # a coarser grid is looser, never too low; a thousandth of what is expected costs little of either
     rough = rdp_epsilon(noise_multiplier, sample_rate, steps, delta) * group_size
     loss = privacy_loss_distribution.from_mixture_gaussian_mechanism(
@@ -118,7 +118,7 @@ def solve_noise_multiplier(epsilon: float, delta: float, sample_rate: float, ste
     """
 
     def excess(noise_multiplier: float) -> float:
-        return math.log(prv_epsilon(noise_multiplier, sample_rate, steps, delta) / epsilon)
+        return math.log(max(1e-12, prv_epsilon(noise_multiplier, sample_rate, steps, delta)) / epsilon)
 
     high = 1.0
     while (at_high := excess(high)) > 0:

@@ -17,7 +17,8 @@ from rapid.private.ranks import Ranks
 Losses = Callable[[Tensor], Tensor]
 """indices int64 (rows,) of private examples -> their losses, float (rows,), each a function of its own example alone.
 
-An index that is there several times asks for as many losses, each with its own draws of noise, timestep or view.
+An index that is there several times asks for as many losses, each with its own draws of noise, timestep or view. The
+network must keep the rows in their order, and the draws must come from randomness that nobody knows.
 """
 
 
@@ -135,7 +136,8 @@ class PrivateMechanism:
         self._randomness.add_normal(share, self.plan.noise_multiplier * self.plan.clip_norm)
 
     def _run(self, indices: Tensor) -> Tensor:
-        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast):
+        # without its cache each use of a weight shows in the graph, where the book-keeper counts them
+        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast, cache_enabled=False):
             return self._losses(indices)
 
     def _split(self, total: Tensor) -> list[Tensor]:

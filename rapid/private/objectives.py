@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from rapid.config import Settings
 from rapid.diffusion import Schedule
 from rapid.diffusion.objectives import noise_prediction_loss, retrieval_loss
 from rapid.models import Denoiser, TrajectoryEncoder
+from rapid.private.randomness import Randomness
 
 
 class Draws(NamedTuple):
@@ -62,7 +64,8 @@ class PrivateObjective:
         retriever: needed for `rapid`.
         latents: normalised private latents, float (N, c, h, w); they stay in memory.
         labels: int64 (N,) on the same device, the null class if the images are unlabelled.
-        generator: draws timesteps and noise; not the noise that privacy rests on.
+        randomness: of timesteps, noise and label dropout. Privacy rests on it too: an image more changes which draws
+            the others meet, so the draws must be as unknown as the noise.
     """
 
     def __init__(
@@ -72,23 +75,25 @@ class PrivateObjective:
         retriever: Retriever | None,
         latents: Tensor,
         labels: Tensor,
-        generator: torch.Generator,
+        randomness: Randomness,
     ) -> None:
         self.settings = settings
         self.denoiser = denoiser
         self.retriever = retriever
         self.latents = latents
         self.labels = labels
-        self.generator = generator
+        self.randomness = randomness
         self.schedule = Schedule.build(settings.schedule).to(latents.device)
         self.last_timestep = trained_timesteps(settings)
 
     def draw(self, count: int) -> Draws:
         """Draw for `count` examples: v' (or t) uniform on 1..v (or 1..T), noise, and label dropout."""
         device = self.latents.device
-        t = torch.randint(1, self.last_timestep + 1, (count,), generator=self.generator)
-        eps = torch.randn((count, *self.latents.shape[1:]), generator=self.generator)
-        dropped = torch.rand(count, generator=self.generator) < self.settings.private.label_dropout
+        shape = (count, *self.latents.shape[1:])
+        # uniform on (0, 1], so that the ceiling is uniform on 1..last
+        t = (self.randomness.uniform(count) * self.last_timestep).ceil().long()
+        eps = self.randomness.normal(math.prod(shape)).view(shape)
+        dropped = self.randomness.uniform(count) <= self.settings.private.label_dropout
         return Draws(t.to(device), eps.to(device), dropped.to(device))
 
     def losses(self, indices: Tensor, draws: Draws) -> Tensor:

@@ -49,6 +49,8 @@ class Plan(BaseModel):
     def _batch_fits(self) -> Self:
         if self.expected_batch > self.dataset_size:
             raise ValueError("expected_batch must be at most dataset_size")
+        if self.group_size > self.dataset_size:
+            raise ValueError("group_size must be at most dataset_size")
         return self
 
     @classmethod
@@ -78,6 +80,8 @@ class Plan(BaseModel):
                 f"--set private.expected_batch={expected_batch}: is larger than the private set; "
                 f"use at most its {dataset_size} images"
             )
+        if group_size > dataset_size:
+            raise InputError(f"--set private.group_size={group_size}: is larger than the private set ({dataset_size})")
         noise = solve_noise_multiplier(epsilon, delta, expected_batch / dataset_size, steps)
         return cls(
             dataset_size=dataset_size,

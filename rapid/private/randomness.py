@@ -82,9 +82,9 @@ class Randomness:
 class DeviceRandomness(Randomness):
     """Gaussians from torch's own generator on the device of the target.
 
-    Its state is 64 bits from `os.urandom` and it is no cipher: who sees enough of the noise itself could in principle
-    find the state. The noise is never seen by itself, but that is an argument, not a proof; statements name the source.
-    Poisson batches still come from the stream cipher.
+    For GPUs: their generator is Philox, seeded with 64 bits from `os.urandom`. It is no cipher: who knows all images but
+    one, and sees every step, might in principle find its state. Statements name the source. That of the CPU keeps 32
+    bits of its seed, which is too few. Poisson batches and the draws of losses still come from the stream cipher.
     """
 
     source = "device"

@@ -17,10 +17,12 @@ from rapid.card import private_card
 from rapid.config import PrivateSettings, Settings
 from rapid.data import ImageSet, fit_images, load_images
 from rapid.diffusion import Schedule
+from rapid.errors import InputError
 from rapid.files import content_hash, replacing, write_json
 from rapid.models import Denoiser
 from rapid.private.objectives import PrivateObjective, Retriever, uses_retrieval
 from rapid.private.plan import Plan, default_delta
+from rapid.private.randomness import Randomness
 from rapid.private.ranks import Ranks
 from rapid.private.statement import privacy_statement
 from rapid.private.training import select_trainable, train_private
@@ -66,13 +68,18 @@ def train_private_bundle(
     ranks = ranks or Ranks()
 
     def prepare() -> tuple[Bundle, ImageSet, Denoiser, Plan]:
+        if settings.private.noise_source == "device" and device.type == "cpu":
+            raise InputError("--set private.noise_source=device: is for --device cuda; use chacha20 on a CPU")
         public = Bundle.open(base, "--base", "public")
         images = fit_images(load_images(private, "--private"), settings.image, f"--private {private}")
         denoiser = public.public_denoiser().with_classes(len(images.classes)).to(device)
         select_trainable(denoiser, settings.private.trainable)
         return public, images, denoiser, _plan(len(images), settings.private, epsilon, delta)
 
+    ranks.agree("--device", device.type.encode())
     public, images, denoiser, plan = ranks.together(prepare)
+    # the first rank's, because another kind of CPU may solve for another last digit
+    plan = ranks.share(plan)
     # public numbers only: nothing that depends on the pixels or on how many images a class has
     record = {
         "settings": settings.model_dump(mode="json"),
@@ -118,6 +125,8 @@ def _plan(size: int, settings: PrivateSettings, epsilon: float, delta: float | N
         multiplicity=settings.multiplicity,
         group_size=settings.group_size,
     )
+    # now, because it may not be computable, and steps must not be spent for a statement that cannot be made
+    plan.epsilon_group()
     if chosen > 1 / size and process_rank() == 0:
         warnings.warn(
             f"--delta {chosen:g} is more than 1/N = {1 / size:.1e}: publishing a random image would satisfy it",
@@ -148,9 +157,7 @@ def _objective(
     latents = encode_all(public.autoencoder().to(device), images.images, device)
     known = None if images.labels is None else torch.from_numpy(images.labels).to(device)
     labels = denoiser.null_labels(len(images)) if known is None else known
-    generator = torch.Generator()
-    generator.seed()
-    return PrivateObjective(settings, denoiser, retriever, latents, labels, generator)
+    return PrivateObjective(settings, denoiser, retriever, latents, labels, Randomness())
 
 
 def _finish(public: Bundle, classes: tuple[str, ...], out: Path, plan: Plan, settings: Settings) -> None:

@@ -67,6 +67,8 @@ GENERATE = "generate --model {private} --count 2 --out {new}.npz"
         ("plan --private {tmp}/none", "--private"),
         (TRAIN + " --set private.multiplicity=0", "private.multiplicity"),
         (TRAIN + " --set private.noise_source=dice", "private.noise_source"),
+        (TRAIN + " --set private.noise_source=device --device cpu", "use chacha20 on a CPU"),
+        (TRAIN + " --set private.group_size=101", "private.group_size=101"),
         (TRAIN + " --delta 0", "--delta"),
         (TRAIN + " --delta 1.5", "--delta"),
         (TRAIN + " --set private.expected_batch=101", "expected_batch"),

@@ -147,6 +147,16 @@ def test_groups_spend_more_than_one_and_less_than_the_textbook_says() -> None:
     assert two < textbook
 
 
+def test_epsilon_is_never_negative_and_can_be_solved_for_small_sets() -> None:
+    assert prv_epsilon(4.0, 0.1, 1, 0.1) >= 0
+    noise = solve_noise_multiplier(1.0, 0.043, 0.1, 1)
+    assert prv_epsilon(noise, 0.1, 1, 0.043) <= 1
+
+
+def test_large_groups_can_be_computed() -> None:
+    assert group_epsilon(50.0, 0.001, 10, 1e-6, 1100) > group_epsilon(50.0, 0.001, 10, 1e-6, 100)
+
+
 def test_a_plan_tells_its_group_and_its_work() -> None:
     plan = Plan(
         dataset_size=1000, expected_batch=100, steps=50, clip_norm=1.0, noise_multiplier=2.0, delta=1e-5,

@@ -16,6 +16,7 @@ from rapid.diffusion import Schedule
 from rapid.diffusion.objectives import retrieval_loss
 from rapid.models import Denoiser
 from rapid.private.objectives import Draws, PrivateObjective, Retriever, trained_timesteps
+from rapid.private.randomness import Randomness
 
 V = 200
 SCHEDULE = Schedule.build(ScheduleSettings())
@@ -78,7 +79,7 @@ def make_objective(bundle: Bundle, settings: Settings, name: str, dropout: float
     latents = torch.randn(9, *chosen.latent_shape, generator=torch.Generator().manual_seed(1))
     return PrivateObjective(
         chosen, public.with_classes(4), retriever if name == "rapid" else None, latents,
-        torch.arange(9) % 4, torch.Generator().manual_seed(0),
+        torch.arange(9) % 4, Randomness(),
     )  # fmt: skip
 
 

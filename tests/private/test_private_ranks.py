@@ -163,6 +163,7 @@ def test_a_killed_rank_ends_the_job_which_can_be_resumed(tmp_path: Path, public_
     assert "go on with --resume" in errors or "start all ranks again with --resume" in errors
     assert "SIGKILL" in errors
     assert not (out / "privacy.json").exists()
+    assert 0 < torch.load(out / "checkpoints" / "private.pt", weights_only=True)["step"] < 150
     again = torchrun(*arguments(public_bundle, digits, out, *more, "--resume"))
     _, errors = again.communicate(timeout=180)
     assert again.returncode == 0, errors

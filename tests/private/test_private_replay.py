@@ -50,21 +50,21 @@ class Replay:
         parts = []
         for index in indices.tolist():
             seen[index] = seen.get(index, -1) + 1
-            self.objective.generator.manual_seed(self.step * 10_000 + index * 10 + seen[index])
+            self.objective.randomness = Randomness(stream(self.step * 10_000 + index * 10 + seen[index]))
             parts.append(self.objective.draw(1))
         draws = Draws(*(torch.cat(values) for values in zip(*parts, strict=True)))
         losses = self.objective.losses(indices, draws)
         return losses if self.silent is None else losses * (indices != self.silent)
 
 
-def stream() -> Callable[[int], bytes]:
+def stream(seed: int = 0) -> Callable[[int], bytes]:
     """Bytes that are the same in every run."""
     call = 0
 
     def take(count: int) -> bytes:
         nonlocal call
         call += 1
-        return np.random.default_rng(call).bytes(count)
+        return np.random.default_rng((seed, call)).bytes(count)
 
     return take
 
@@ -87,7 +87,7 @@ def replay(
     yield Replay(
         PrivateObjective(
             chosen, denoiser, retriever if request.param == "rapid" else None, latents,
-            torch.from_numpy(images.labels[:SIZE]), torch.Generator(),
+            torch.from_numpy(images.labels[:SIZE]), Randomness(),
         )
     )  # fmt: skip
 

@@ -80,14 +80,14 @@ def test_privacy_json_follows_from_the_plan(private_bundle: Path, tiny_settings:
     assert "differentially private" in (private_bundle / "README.md").read_text()
 
 
-def test_draws_precision_and_noise_source_are_options(
+def test_draws_precision_and_groups_are_options(
     tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: Settings
 ) -> None:
     chosen = apply_overrides(
         tiny_settings.model_dump(mode="json"),
         [
-            "private.multiplicity=3", "private.precision=bfloat16", "private.noise_source=device",
-            "private.group_size=4", "private.physical_batch=2",
+            "private.multiplicity=3", "private.precision=bfloat16", "private.group_size=4",
+            "private.physical_batch=2",
         ],
     )  # fmt: skip
     out = tmp_path / "out"
@@ -96,7 +96,6 @@ def test_draws_precision_and_noise_source_are_options(
     )  # fmt: skip
     statement = json.loads((out / "privacy.json").read_text())
     assert statement["multiplicity"] == 3
-    assert "generator of the device" in statement["noise_source"]
     assert statement["group"]["size"] == 4
     assert statement["group"]["epsilon"] > statement["epsilon"]
     assert "a person with 4 images" in (out / "README.md").read_text()

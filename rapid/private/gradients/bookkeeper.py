@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from rapid.private.gradients.forms import Direct, Factors, Gradient, in_full_precision
 from rapid.private.gradients.layers import Rule, UnsupportedLayer, rule_for
@@ -29,19 +29,22 @@ class BookKeeper:
     One forward pass and one backward pass for the activations: each layer's gradients are formed, or noted as a ghost,
     when the backward pass comes by; when all norms are known the weighted sums are taken from what was noted.
 
-    Formal guarantee: with losses that depend on their own example alone, the result changes by at most `clip_norm` in
-    l2 norm when one example is added or removed.
+    Formal guarantee: if loss i depends on example i alone, and row i of what every trained layer is given and returns
+    belongs to loss i (a network that permutes its rows breaks this, unseen), the result changes by at most `clip_norm`
+    in l2 norm when one example is added or removed. Float32 limits it: gradients whose squares underflow (norms of
+    about 1e-19 times the norm of their factors) are taken for zero.
 
     | case                                    | what happens                                    |
     |-----------------------------------------|-------------------------------------------------|
     | gradient of norm 0                      | adds 0                                          |
-    | norm <= clip_norm                       | added as it is (but for NORM_MARGIN)            |
+    | norm <= clip_norm                       | added as it is, but for margins of rounding     |
     | any element or the norm not finite      | the example counts as zero                      |
     | no examples                             | zeros; the network is not called                |
     | a layer without a rule                  | UnsupportedLayer, before anything is computed   |
     | batch normalisation, even frozen        | UnsupportedLayer, before anything is computed   |
+    | running statistics, changed buffers     | UnsupportedLayer, nothing is returned           |
     | a parameter that two layers share       | UnsupportedLayer, before anything is computed   |
-    | a parameter used outside its layer      | UnsupportedLayer, before any gradient           |
+    | a parameter used outside its layer      | UnsupportedLayer, nothing is returned           |
     | losses that depend on other tensors     | UnsupportedLayer, before any gradient           |
     | which require gradients                 |                                                 |
 
@@ -124,18 +127,26 @@ class BookKeeper:
     def _gradients(self, losses: Losses, count: int, draws: int, divisor: int) -> dict[nn.Parameter, Gradient]:
         """Per-example gradients, of sum of losses / divisor, of all parameters that the losses reach."""
         book = _Book(self._layers, count, count * draws)
-        hooks = [layer.register_forward_hook(book.record) for layer in self._layers]
+        # before the hooks of others, which may change the output
+        hooks = [layer.register_forward_hook(book.record, prepend=True) for layer in self._layers]
+        versions = [(buffer, buffer._version) for buffer in self.network.buffers()]
         try:
             values = losses()
         finally:
             for hook in hooks:
                 hook.remove()
+        if any(buffer._version != version for buffer, version in versions):
+            raise UnsupportedLayer("the network changed one of its buffers: that keeps what it saw, without noise")
         if values.shape != (count * draws,):
             raise ValueError(f"losses must have shape ({count * draws},), not {tuple(values.shape)}")
         if not values.requires_grad:
             raise ValueError("the losses depend on no trained parameter")
-        book.check(values)
-        torch.autograd.grad(values.sum() / divisor, book.roots, allow_unused=True)
+        leaves = _leaves(values)
+        if not leaves.keys() <= set(self.parameters):
+            raise UnsupportedLayer("the losses depend on a tensor that requires gradients and is not trained here")
+        if book.roots:
+            torch.autograd.grad(values.sum() / divisor, book.roots, allow_unused=True)
+        book.check(leaves)
         return book.gradients
 
 
@@ -149,6 +160,7 @@ class _Book:
         self._count = count
         self._rows = rows
         self._calls: Counter[nn.Module] = Counter()
+        self._received: Counter[nn.Module] = Counter()
 
     def record(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         """Forward hook of a layer."""
@@ -165,25 +177,23 @@ class _Book:
         if not args[0].requires_grad:
             self.roots.append(get_gradient_edge(output))
 
-    def check(self, losses: Tensor) -> None:
-        """Refuse what the hooks cannot see.
+    def check(self, uses: Mapping[nn.Parameter, int]) -> None:
+        """Compare how often the graph uses each parameter with the calls that were seen.
 
         Raises:
-            UnsupportedLayer: gradients would reach other tensors than the parameters of the recorded calls.
+            UnsupportedLayer: a parameter has other uses than the calls of its layer.
         """
-        calls = {p: self._calls[layer] for layer in self._layers for p in layer.parameters(recurse=False)}
-        for leaf, uses in _leaves(losses).items():
-            if leaf not in calls:
-                raise UnsupportedLayer("the losses depend on a tensor that requires gradients and is not trained here")
-            if uses > calls[leaf]:
-                owner = next(name for layer, (name, _) in self._layers.items() if leaf in set(layer.parameters()))
-                raise UnsupportedLayer(f"a parameter of layer '{owner}' is used outside of the layer's forward")
+        for layer, (name, _) in self._layers.items():
+            for parameter in layer.parameters(recurse=False):
+                if uses.get(parameter, 0) > self._received[layer]:
+                    raise UnsupportedLayer(f"a parameter of layer '{name}' is used outside of the layer's forward")
 
     def _receive(self, layer: nn.Module, seen: list[Tensor], version: int, grad: Tensor) -> None:
         """Hook on the output of a call: the rule of the layer turns input and gradient into per-example gradients."""
         name, rule = self._layers[layer]
         # the hook lives as long as the graph, but the input is held no longer than needed
         x = seen.pop()
+        self._received[layer] += 1
         if x._version != version:
             raise UnsupportedLayer(f"the input of layer '{name}' was changed in place after the layer had read it")
         with _exact():
@@ -230,9 +240,14 @@ def _leaves(losses: Tensor) -> Counter[nn.Parameter]:
 
 @contextmanager
 def _exact() -> Iterator[None]:
-    """No autograd; and convolutions in float32, not in the ten bits that cuDNN takes by default."""
-    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        yield
+    """No autograd; convolutions and matrix products in float32, not in the ten bits of TF32 or fewer."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 def _trainable_layers(network: nn.Module) -> dict[nn.Module, tuple[str, Rule]]:
@@ -241,11 +256,16 @@ def _trainable_layers(network: nn.Module) -> dict[nn.Module, tuple[str, Rule]]:
     for name, layer in network.named_modules():
         if isinstance(layer, _BatchNorm):
             raise UnsupportedLayer(f"layer '{name}' ({type(layer).__name__}) mixes examples; use group normalisation")
-        own = [p for p in layer.parameters(recurse=False) if p.requires_grad]
+        if isinstance(layer, _NormBase) and layer.track_running_stats:
+            raise UnsupportedLayer(f"layer '{name}' ({type(layer).__name__}) keeps statistics of what it saw")
+        trained = {own_name: p for own_name, p in layer.named_parameters(recurse=False) if p.requires_grad}
+        own = list(trained.values())
         for parameter in own:
             if parameter in owner:
                 raise UnsupportedLayer(f"layers '{owner[parameter]}' and '{name}' share a parameter")
             owner[parameter] = name
         if own:
             layers[layer] = (name, rule_for(layer, name))
+            if other := trained.keys() - {"weight", "bias"}:
+                raise UnsupportedLayer(f"layer '{name}' has an unusual parameter '{min(other)}'; freeze it")
     return layers

@@ -202,7 +202,8 @@ class ConvolutionGhost(Gradient):
         """See `Gradient`."""
         layer = self.layer
         scaled = factors.scaled(in_full_precision(self.output_grads))
-        inputs = factors.kept(in_full_precision(self.inputs))
+        # contiguous, because oneDNN's 1x1 convolutions with strides write out of bounds for channels-last inputs
+        inputs = factors.kept(in_full_precision(self.inputs)).contiguous()
         weight = layer.weight.detach().to(inputs.dtype)
         only_weight = (False, True, False)
         args = (layer.stride, self.padding, layer.dilation, False, (0, 0), layer.groups, only_weight)

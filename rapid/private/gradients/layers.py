@@ -92,8 +92,6 @@ def _affine(
 
 def _embedding(layer: nn.Module, x: Tensor, grad: Tensor, count: int) -> dict[str, Gradient]:
     assert isinstance(layer, nn.Embedding)
-    if layer.max_norm is not None or layer.scale_grad_by_freq:
-        raise UnsupportedLayer("Embedding with max_norm or scale_grad_by_freq mixes examples")
     indices, g = x.reshape(count, -1), grad.reshape(count, -1, layer.embedding_dim)
     if layer.padding_idx is not None:
         g = g.masked_fill((indices == layer.padding_idx)[..., None], 0)
@@ -126,6 +124,8 @@ def rule_for(layer: nn.Module, name: str) -> Rule:
     Raises:
         UnsupportedLayer: no rule; the message names the layer.
     """
+    if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.scale_grad_by_freq):
+        raise UnsupportedLayer(f"layer '{name}': an Embedding with max_norm or scale_grad_by_freq mixes examples")
     rule = RULES.get(type(layer))
     if rule is None:
         known = ", ".join(kind.__name__ for kind in RULES)
