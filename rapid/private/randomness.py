@@ -82,9 +82,9 @@ class Randomness:
 class DeviceRandomness(Randomness):
     """Gaussians from torch's own generator on the device of the target.
 
-    For GPUs: their generator is Philox, seeded with 64 bits from `os.urandom`. It is no cipher: who knows all images but
-    one, and sees every step, might in principle find its state. Statements name the source. That of the CPU keeps 32
-    bits of its seed, which is too few. Poisson batches and the draws of losses still come from the stream cipher.
+    For GPUs: their generator is Philox, seeded with 64 bits from `os.urandom`. It is no cipher: who knows all images
+    but one, and sees every step, might in principle find its state. Statements name the source. That of the CPU keeps
+    32 bits of its seed, which is too few. Poisson batches and the draws of losses still come from the stream cipher.
     """
 
     source = "device"
