@@ -21,29 +21,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code: 0 done, 1 failure, 2 bad input or usage, 3 refused for privacy."""
     options = _parser().parse_args(arguments)
     warnings.showwarning = _show_warning
-    from rapid.runtime import keep_freed_memory, stop_on_sigterm
+    from rapid.runtime import Interruption, keep_freed_memory
 
     keep_freed_memory()
-    stop_on_sigterm()
+    interruption = Interruption()
     try:
         if options.command != "train-private" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise InputError(f"rapid {options.command} runs as a single process; start train-private alone by torchrun")
         options.run(options)
-    except RapidError as error:
-        if not error.told:
-            print(f"{_name()}: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
+    except (Exception, KeyboardInterrupt) as error:
+        if not interruption.happened and not isinstance(error, KeyboardInterrupt):
+            return _failure(error)
         trains = "resume" in options
         print(f"{_name()}: stopped" + ("; go on with --resume" if trains else ""), file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
+    return 0
+
+
+def _failure(error: Exception) -> int:
+    """Say what went wrong where it is known, and return the exit code; raises what is our own fault."""
+    if isinstance(error, RapidError):
+        if not error.told:
+            print(f"{_name()}: {error}", file=sys.stderr)
+        return error.exit_code
+    if isinstance(error, BrokenPipeError):
         # the reader of our output has gone: nothing more to say, and nothing to say it to
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
+        return 0
+    if isinstance(error, OSError):
         print(f"{_name()}: {error}", file=sys.stderr)
         return 1
-    return 0
+    raise error
 
 
 def _name() -> str:

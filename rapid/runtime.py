@@ -76,10 +76,20 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name, local)
 
 
-def stop_on_sigterm() -> None:
-    """Treat SIGTERM as Ctrl-C, so that training saves its state before it ends."""
+class Interruption:
+    """Turns Ctrl-C and SIGTERM into KeyboardInterrupt, and remembers it.
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    Extension modules sometimes put another exception in the place of a KeyboardInterrupt that was raised within them
+    (safetensors: ValueError), so what kind of exception ends a command does not tell whether it was stopped.
+    """
+
+    def __init__(self) -> None:
+        self.happened = False
+        signal.signal(signal.SIGTERM, self._interrupt)
+        # a shell starts background jobs with SIGINT ignored, and that is to stay
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._interrupt)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.happened = True
         raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)

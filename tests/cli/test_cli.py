@@ -232,6 +232,29 @@ def test_build_kb_is_stopped_and_resumed(tmp_path: Path, letters: Path, number: 
     assert (out / "autoencoder" / "diffusion_pytorch_model.safetensors").stat().st_mtime_ns == weights
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_is_remembered_whatever_becomes_of_the_exception(number: signal.Signals) -> None:
+    # safetensors, for one, turns a KeyboardInterrupt within it into a ValueError
+    program = """
+import os, sys
+from rapid import cli, commands
+
+def command(options):
+    try:
+        os.kill(os.getpid(), int(options.path.name))
+    except KeyboardInterrupt:
+        raise ValueError("something else") from None
+
+commands.info = command
+sys.exit(cli.main(["info", sys.argv[1]]))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", program, str(int(number))], check=False, capture_output=True, text=True
+    )
+    assert found.returncode == 130, found.stderr
+    assert found.stderr == "rapid: stopped\n"
+
+
 def test_train_private_is_stopped_and_resumed(tmp_path: Path, public_bundle: Path, digits: Path) -> None:
     out = tmp_path / "out"
     arguments = ["train-private", "--base", str(public_bundle), "--private", str(digits), "--epsilon", "8"]
