@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from functools import reduce
 from importlib import metadata
+from typing import NamedTuple
 
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
@@ -36,22 +38,34 @@ def group_accountant_name() -> str:
     return f"PLD of a mixture of Gaussians (dp-accounting {metadata.version('dp-accounting')})"
 
 
-def prv_epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> float:
-    """Upper bound on epsilon at `delta` by numerical composition; 0 for no steps, infinity without noise.
+class Release(NamedTuple):
+    """Steps of the Poisson-subsampled Gaussian mechanism; a single Gaussian release is one step at sample rate 1."""
+
+    noise_multiplier: float
+    """sigma, the noise's standard deviation over the l2 sensitivity (the clip norm)."""
+    sample_rate: float
+    """Probability with which each image takes part in a step, in (0, 1]."""
+    steps: int
+
+
+def prv_epsilon(releases: Sequence[Release], delta: float) -> float:
+    """Upper bound on epsilon at `delta` of all releases together, by numerical composition.
 
     Args:
-        noise_multiplier: sigma, the noise's standard deviation in units of the clip norm.
-        sample_rate: probability with which each image is in a batch.
-        steps: number of steps.
+        releases: what is made known of the same images, in any order; without any, epsilon is 0.
         delta: in (0, 1).
+
+    Returns:
+        epsilon; infinity if a release has no noise.
     """
-    if steps == 0:
-        return 0.0
-    if noise_multiplier <= 0:
+    releases = _taken(releases)
+    if any(release.noise_multiplier <= 0 for release in releases):
         return math.inf
+    if not releases:
+        return 0.0
     accountant = PRVAccountant()
-    accountant.history = [(noise_multiplier, sample_rate, steps)]
-    rough = rdp_epsilon(noise_multiplier, sample_rate, steps, delta, orders=INTEGER_ORDERS)
+    accountant.history = [tuple(release) for release in releases]
+    rough = rdp_epsilon(releases, delta, orders=INTEGER_ORDERS)
     # the numerical error is part of the bound: it is kept small against epsilon itself
     error = min(0.01, max(1e-3, rough / 50))
     with warnings.catch_warnings():
@@ -62,63 +76,71 @@ def prv_epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: 
     return max(0.0, min(bound, rough))
 
 
-def rdp_epsilon(
-    noise_multiplier: float, sample_rate: float, steps: int, delta: float, *, orders: Sequence[float] | None = None
-) -> float:
+def rdp_epsilon(releases: Sequence[Release], delta: float, *, orders: Sequence[float] | None = None) -> float:
     """Upper bound on epsilon at `delta` by Renyi differential privacy, over some orders; arguments as `prv_epsilon`."""
-    if steps == 0:
-        return 0.0
-    if noise_multiplier <= 0:
+    releases = _taken(releases)
+    if any(release.noise_multiplier <= 0 for release in releases):
         return math.inf
+    if not releases:
+        return 0.0
     accountant = RDPAccountant()
-    accountant.history = [(noise_multiplier, sample_rate, steps)]
+    accountant.history = [tuple(release) for release in releases]
     with warnings.catch_warnings():
         # the bound holds all the same
         warnings.simplefilter("ignore", UserWarning)
         return max(0.0, float(accountant.get_epsilon(delta, alphas=None if orders is None else list(orders))))
 
 
-def group_epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: float, group_size: int) -> float:
+def group_epsilon(releases: Sequence[Release], delta: float, group_size: int) -> float:
     """Upper bound on epsilon at `delta` for adding or removing all `group_size` images of one person at once.
 
     Each image is drawn by itself, so j of m images meet in a step with the binomial probability, and together they move
     the sum by at most j clip norms. This is far less than the textbook's m epsilon at e^((m - 1) epsilon) delta.
 
     Args:
-        noise_multiplier: sigma, in units of the clip norm of one image.
-        sample_rate: probability with which each image is in a batch.
-        steps: number of steps.
+        releases: as `prv_epsilon`; sensitivities are those of one image.
         delta: in (0, 1).
         group_size: m, at least 1.
     """
-    if steps == 0:
-        return 0.0
-    if noise_multiplier <= 0:
+    releases = _taken(releases)
+    if any(release.noise_multiplier <= 0 for release in releases):
         return math.inf
-    if group_size == 1:
-        return prv_epsilon(noise_multiplier, sample_rate, steps, delta)
-    shifts = np.arange(group_size + 1)
-    probabilities = binom.pmf(shifts, group_size, sample_rate)
+    if group_size == 1 or not releases:
+        return prv_epsilon(releases, delta)
     # a coarser grid is looser, never too low; a thousandth of what is expected costs little of either
-    rough = rdp_epsilon(noise_multiplier, sample_rate, steps, delta) * group_size
-    loss = privacy_loss_distribution.from_mixture_gaussian_mechanism(
-        noise_multiplier,
-        [float(shift) for shift in shifts],
-        list(probabilities / probabilities.sum()),
-        value_discretization_interval=min(1e-2, max(1e-4, rough * 1e-3)),
-    )
-    return float(loss.self_compose(steps).get_epsilon_for_delta(delta))
+    rough = rdp_epsilon(releases, delta) * group_size
+    interval = min(1e-2, max(1e-4, rough * 1e-3))
+    shifts = np.arange(group_size + 1)
+    losses = []
+    for release in releases:
+        probabilities = binom.pmf(shifts, group_size, release.sample_rate)
+        loss = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+            release.noise_multiplier,
+            [float(shift) for shift in shifts],
+            list(probabilities / probabilities.sum()),
+            value_discretization_interval=interval,
+        )
+        losses.append(loss.self_compose(release.steps))
+    return float(reduce(lambda one, other: one.compose(other), losses).get_epsilon_for_delta(delta))
 
 
-def solve_noise_multiplier(epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
-    """The smallest noise multiplier, to a thousandth, whose `prv_epsilon` is at most `epsilon`.
+def _taken(releases: Sequence[Release]) -> list[Release]:
+    return [release for release in releases if release.steps > 0]
+
+
+def solve_noise_multiplier(
+    epsilon: float, delta: float, sample_rate: float, steps: int, others: Sequence[Release] = ()
+) -> float:
+    """The smallest noise multiplier, to a thousandth, whose `prv_epsilon` together with `others` is at most `epsilon`.
 
     Raises:
         InputError: no noise multiplier up to MAX_NOISE_MULTIPLIER is enough.
     """
 
     def excess(noise_multiplier: float) -> float:
-        return math.log(max(1e-12, prv_epsilon(noise_multiplier, sample_rate, steps, delta)) / epsilon)
+        return math.log(
+            max(1e-12, prv_epsilon([Release(noise_multiplier, sample_rate, steps), *others], delta)) / epsilon
+        )
 
     high = 1.0
     while (at_high := excess(high)) > 0:

@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rapid.errors import InputError
-from rapid.private.accountant import group_epsilon, prv_epsilon, rdp_epsilon, solve_noise_multiplier
+from rapid.private.accountant import Release, group_epsilon, prv_epsilon, rdp_epsilon, solve_noise_multiplier
 
 
 def default_delta(dataset_size: int) -> float:
@@ -99,17 +99,21 @@ class Plan(BaseModel):
         """Probability with which each image is in a batch."""
         return self.expected_batch / self.dataset_size
 
+    def releases(self, steps: int | None = None) -> list[Release]:
+        """What is made known of the private images by `steps` steps (default: all)."""
+        return [Release(self.noise_multiplier, self.sample_rate, self.steps if steps is None else steps)]
+
     def epsilon(self, steps: int | None = None) -> float:
         """Epsilon spent after `steps` steps (default: all), by PRV."""
-        return prv_epsilon(self.noise_multiplier, self.sample_rate, self.steps if steps is None else steps, self.delta)
+        return prv_epsilon(self.releases(steps), self.delta)
 
     def epsilon_rdp(self) -> float:
         """Epsilon of all steps by RDP, for comparison."""
-        return rdp_epsilon(self.noise_multiplier, self.sample_rate, self.steps, self.delta)
+        return rdp_epsilon(self.releases(), self.delta)
 
     def epsilon_group(self) -> float:
         """Epsilon of all steps for adding or removing the `group_size` images of one person."""
-        return group_epsilon(self.noise_multiplier, self.sample_rate, self.steps, self.delta, self.group_size)
+        return group_epsilon(self.releases(), self.delta, self.group_size)
 
     def gradient_computations(self) -> int:
         """Expected number of per-example gradients in all."""

@@ -16,7 +16,7 @@ from tests_support import TINY
 
 from rapid.bundle import Bundle
 from rapid.cli import main
-from rapid.private.accountant import prv_epsilon
+from rapid.private.accountant import Release, prv_epsilon
 
 Paths = dict[str, Path]
 
@@ -157,7 +157,11 @@ def test_plan_prints_what_trainings_would_cost(paths: Paths, capfd: pytest.Captu
     ]  # fmt: skip
     for row in found["plans"]:
         rate = row["expected_batch"] / 60000
-        assert row["epsilon_prv"] == prv_epsilon(row["noise_multiplier"], rate, 100, 1e-6) <= row["epsilon_wanted"]
+        assert (
+            row["epsilon_prv"]
+            == prv_epsilon([Release(row["noise_multiplier"], rate, 100)], 1e-6)
+            <= row["epsilon_wanted"]
+        )
         assert row["epsilon_rdp"] > row["epsilon_prv"]
         assert row["epsilon_group"] > row["epsilon_prv"]
         assert row["gradient_computations"] == row["expected_batch"] * 100 * 3

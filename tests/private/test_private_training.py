@@ -15,7 +15,7 @@ from rapid.config import PrivateSettings, Settings, apply_overrides
 from rapid.errors import InputError
 from rapid.files import content_hash
 from rapid.private import train_private_bundle
-from rapid.private.accountant import prv_epsilon
+from rapid.private.accountant import Release, prv_epsilon
 from rapid.private.plan import Plan
 from rapid.private.training import select_trainable, train_private
 
@@ -74,7 +74,9 @@ def test_privacy_json_follows_from_the_plan(private_bundle: Path, tiny_settings:
     assert statement["dataset_size"] == 100
     assert statement["sample_rate"] == tiny_settings.private.expected_batch / 100
     assert statement["unit"] == "one image"
-    spent = prv_epsilon(statement["noise_multiplier"], statement["sample_rate"], statement["steps"], statement["delta"])
+    spent = prv_epsilon(
+        [Release(statement["noise_multiplier"], statement["sample_rate"], statement["steps"])], statement["delta"]
+    )
     assert spent <= statement["epsilon"] <= 10
     assert "opacus" in statement["accountant"]
     assert "differentially private" in (private_bundle / "README.md").read_text()
