@@ -93,12 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     _overrides(generate, "generation settings, such as generation.sampler=pndm")
     _device(generate)
 
-    evaluate = _command(subparsers, "evaluate", commands.evaluate, "measure what synthetic images are good for")
-    evaluate.add_argument("--synthetic", type=Path, required=True, metavar="PATH")
-    evaluate.add_argument("--real", type=Path, required=True, metavar="PATH", help="real test images")
-    evaluate.add_argument("--train-real", type=Path, metavar="PATH", help="for open research data")
-    evaluate.add_argument("--out", type=Path, required=True, metavar="report.json")
-    _device(evaluate)
+    _evaluate(subparsers)
 
     serve = _command(subparsers, "serve", commands.serve, "answer POST /generate over HTTP, with a page at /")
     serve.add_argument("--model", type=Path, required=True, metavar="DIR")
@@ -128,6 +123,36 @@ def _plan(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     plan.add_argument("--base", type=Path, metavar="DIR", help="public bundle: its network and settings")
     plan.add_argument("--json", action="store_true", help="print JSON instead of a table")
     _settings(plan, default_preset=None, shown="that of --base, or letters-mnist")
+
+
+def _evaluate(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    evaluate = _command(subparsers, "evaluate", commands.evaluate, "measure what synthetic images are good for")
+    evaluate.add_argument(
+        "--synthetic", type=Path, required=True, metavar="PATH", help="images to judge, of any method"
+    )
+    evaluate.add_argument("--real", type=Path, required=True, metavar="PATH", help="real test images")
+    evaluate.add_argument(
+        "--train-real", type=Path, metavar="PATH", help="real training images, for what perfection would give"
+    )
+    evaluate.add_argument(
+        "--open-data", action="store_true", help="the images of --train-real are open: no privacy is owed to them"
+    )
+    public = "for the feature space and the search for copies; may be repeated"
+    evaluate.add_argument("--public", type=Path, action="append", default=[], metavar="PATH", help=public)
+    evaluate.add_argument("--model", type=Path, metavar="DIR", help="bundle: search its knowledge base for copies")
+    weights = "weights of torch-fidelity's Inception network, for the real FID"
+    evaluate.add_argument("--inception", type=Path, metavar="FILE", help=weights)
+    evaluate.add_argument(
+        "--classifiers",
+        default="all",
+        metavar="NAMES",
+        help="all (default), none, or some of small,resnet,wideresnet,resnext",
+    )
+    evaluate.add_argument("--epochs", type=int, default=10, metavar="E", help="for each classifier; default: 10")
+    evaluate.add_argument(
+        "--out", type=Path, required=True, metavar="report.json", help="report.html and a picture are written beside it"
+    )
+    _device(evaluate)
 
 
 def _command(

@@ -139,17 +139,31 @@ def generate(options: argparse.Namespace) -> None:
 
 def evaluate(options: argparse.Namespace) -> None:
     """`rapid evaluate`."""
-    from rapid.evaluate import report
-    from rapid.files import write_json
+    from rapid.evaluate import Request, check_target, write_report
+    from rapid.evaluate import evaluate as run
+    from rapid.evaluate.networks import CLASSIFIERS
+    from rapid.evaluate.report import beside
     from rapid.runtime import choose_device
 
-    result = report(options.synthetic, options.real, options.train_real, choose_device(options.device))
-    write_json(options.out, result)
-    for name, entry in result["utility"].items():
-        print(
-            f"accuracy on {result['real']['source']} of {entry['network']}, trained on {name}: {entry['accuracy']:.2%}"
-        )
-    print(f"report: {options.out}")
+    check_target(options.out)
+    named = tuple(name.strip() for name in options.classifiers.split(","))
+    request = Request(
+        options.synthetic,
+        options.real,
+        train_real=options.train_real,
+        open_data=options.open_data,
+        public=tuple(options.public),
+        model=options.model,
+        inception=options.inception,
+        classifiers={"all": tuple(CLASSIFIERS), "none": ()}.get(options.classifiers, named),
+        epochs=options.epochs,
+    )
+    report = run(request, choose_device(options.device))
+    write_report(report, options.out)
+    print("\n".join(report.summary()))
+    page, picture = beside(options.out)
+    print(f"report: {options.out}\npage: {page}\nclosest pairs: {picture}")
+    print(report.content["notice"])
 
 
 def serve(options: argparse.Namespace) -> None:

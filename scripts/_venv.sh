@@ -13,6 +13,8 @@ if [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt
     # torch by its exact pin first: a range would fetch the build with gigabytes of CUDA
     .venv/bin/python -m pip install --quiet "$(grep '^torch==' constraints.txt)"
     .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[$extras]"
+    # without its dependency torchvision: see pyproject.toml
+    [[ ,$extras, != *,test,* ]] || .venv/bin/python -m pip install --quiet --no-deps --constraint constraints.txt torch-fidelity
     touch "$stamp"
 fi
 # with glibc's defaults fresh memory costs more than the arithmetic

@@ -4,7 +4,6 @@ The report is a function of the real images that it is given: it is for open dat
 covered by the guarantee of a private bundle.
 """
 
-from rapid.evaluate.report import report
-from rapid.evaluate.utility import SmallCnn, train_and_test
+from rapid.evaluate.report import Report, Request, check_target, evaluate, write_report
 
-__all__ = ["SmallCnn", "report", "train_and_test"]
+__all__ = ["Report", "Request", "check_target", "evaluate", "write_report"]

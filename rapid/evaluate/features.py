@@ -1,0 +1,63 @@
+"""The feature space of the fidelity measures, which needs no download: a small network trained on the spot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rapid.data import ImageSet, join
+from rapid.evaluate.networks import Classifier
+from rapid.evaluate.training import extract_features, train_classifier
+
+EPOCHS = 5
+
+
+@dataclass(frozen=True)
+class FeatureSpace:
+    """A network and what its features are called in the report.
+
+    Attributes:
+        network: trained, in evaluation mode.
+        words: which layer of which network, and what it was trained on.
+        device: where it is.
+    """
+
+    network: Classifier
+    words: str
+    device: torch.device
+
+    def extract(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """Features, float64 (N, 128), of images uint8 (N, H, W) or (N, H, W, 3)."""
+        return extract_features(self.network, images, self.device)
+
+
+def train_feature_space(
+    public: Sequence[ImageSet], real: ImageSet, device: torch.device, epochs: int = EPOCHS
+) -> FeatureSpace:
+    """The penultimate layer of a small CNN, trained on the labelled public sets, or on the real images without these.
+
+    Args:
+        public: public sets; those without labels cannot help.
+        real: real test images; need labels if no public set has them.
+        device: where to train.
+        epochs: passes over the images.
+
+    Raises:
+        InputError: no set has labels, or too few images.
+    """
+    labelled = [images for images in public if images.labels is not None]
+    images = join(labelled, "--public") if labelled else real
+    trained = train_classifier("small", images, device, "feature network", epochs)
+    names = ", ".join(Path(s.source).name for s in labelled) if labelled else Path(real.source).name
+    kind = "public images" if labelled else "real test images themselves"
+    words = (
+        f"the penultimate layer (128 numbers) of a small CNN trained for {epochs} epochs on the {kind} ({names}, "
+        f"{len(images):,} images, {len(images.classes)} classes). Comparable only between reports with this same "
+        "network; not FID."
+    )
+    return FeatureSpace(trained.network, words, device)

@@ -1,0 +1,69 @@
+"""The features of the real FID: the Inception network of the field, from weights that are given by path.
+
+The network is torch-fidelity's, which gives the numbers of the original TensorFlow one; its weights
+(`weights-inception-2015-12-05-6726825d.pth`) are published with that package and are not part of rapid.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from rapid.errors import InputError
+from rapid.progress import Progress
+
+BATCH = 50
+FEATURES = "2048"
+
+
+def load_inception(path: Path, device: torch.device) -> nn.Module:
+    """The Inception network with the weights of `path`, in evaluation mode.
+
+    Raises:
+        InputError: torch-fidelity is not installed, or the file does not hold its weights.
+    """
+    spec = importlib.util.find_spec("torch_fidelity")
+    if spec is None:
+        raise InputError("--inception needs torch-fidelity: pip install --no-deps torch-fidelity")
+    if not path.is_file():
+        raise InputError(f"--inception {path}: is no file; give the weights that torch-fidelity publishes")
+    # Its __init__ imports every extractor, and those for CLIP want torchvision, which rapid does not have.
+    # Inception does not, so it is imported from a package that is left empty.
+    sys.modules.setdefault("torch_fidelity", importlib.util.module_from_spec(spec))
+    module = importlib.import_module("torch_fidelity.feature_extractor_inceptionv3")
+    try:
+        # the extractor unpickles whatever the file holds: look first whether that is tensors only
+        torch.load(path, map_location="cpu", weights_only=True)
+        network: nn.Module = module.FeatureExtractorInceptionV3("inception-v3-compat", [FEATURES], str(path))
+    except (RuntimeError, ValueError, EOFError, TypeError, AttributeError, pickle.UnpicklingError):
+        raise InputError(
+            f"--inception {path}: does not hold the weights of torch-fidelity's Inception network; download them again"
+        ) from None
+    return network.to(device).eval()
+
+
+@torch.no_grad()
+def inception_features(
+    network: nn.Module, images: NDArray[np.uint8], device: torch.device, title: str
+) -> NDArray[np.float64]:
+    """The 2048 numbers of the last pooling, float64 (N, 2048), of images uint8 (N, H, W) or (N, H, W, 3).
+
+    Grey images become RGB by repetition; the network scales all to 299x299, as for the published numbers.
+    """
+    features = np.empty((len(images), int(FEATURES)), np.float64)
+    with Progress(title, len(images), "image") as progress:
+        for start in range(0, len(images), BATCH):
+            part = images[start : start + BATCH]
+            planes = np.repeat(part[:, None], 3, axis=1) if part.ndim == 3 else part.transpose(0, 3, 1, 2)
+            x = torch.from_numpy(np.ascontiguousarray(planes)).to(device)
+            features[start : start + len(part)] = network(x)[0].double().cpu().numpy()
+            progress.advance(len(part))
+    return features

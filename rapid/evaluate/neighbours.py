@@ -1,0 +1,95 @@
+"""The nearest image of one set for every image of another, by the distance of their pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rapid.errors import InputError
+
+QUERIES, REFERENCES = 4096, 4096
+"""Images of each side in memory as floats at a time."""
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """For N images of one set, the nearest of another.
+
+    Attributes:
+        indices: int64 (N,), into the other set.
+        distances: float64 (N,), l2 over pixels and channels of images with values in [0, 1].
+    """
+
+    indices: NDArray[np.int64]
+    distances: NDArray[np.float64]
+
+
+def nearest_images(
+    queries: NDArray[np.uint8],
+    references: NDArray[np.uint8],
+    device: torch.device | str = "cpu",
+    advance: Callable[[int], None] | None = None,
+    *,
+    same: bool = False,
+) -> Nearest:
+    """Exact search in blocks; the distances of what was found are computed again from the pixels themselves.
+
+    Args:
+        queries: uint8 (N, H, W) or (N, H, W, 3).
+        references: uint8, M images of the same form, M >= 1.
+        device: where to compute.
+        advance: called with the number of queries done, N in all.
+        same: the two are one set, and an image is not its own neighbour.
+
+    Raises:
+        InputError: nothing to compare with.
+    """
+    if len(references) < 1 + same:
+        raise InputError("a set of one image has no neighbours; give more images")
+    indices = np.empty(len(queries), np.int64)
+    distances = np.empty(len(queries), np.float64)
+    norms = np.concatenate([_flat(part, device).square().sum(1).cpu().numpy() for part in _parts(references)])
+    for first in range(0, len(queries), QUERIES):
+        part = queries[first : first + QUERIES]
+        found = _search(_flat(part, device), references, torch.from_numpy(norms).to(device), first if same else None)
+        indices[first : first + len(part)] = found
+        # the product formula loses the small differences that matter here
+        differences = part.reshape(len(part), -1).astype(np.int64) - references[found].reshape(len(part), -1)
+        distances[first : first + len(part)] = np.sqrt(np.square(differences).sum(1)) / 255
+        if advance is not None:
+            advance(len(part))
+    return Nearest(indices, distances)
+
+
+def _search(queries: Tensor, references: NDArray[np.uint8], norms: Tensor, own: int | None) -> NDArray[np.int64]:
+    """Index of the nearest reference of each query; query n is reference own + n if `own` is given."""
+    best = torch.full((len(queries),), torch.inf, device=queries.device)
+    found = torch.zeros(len(queries), dtype=torch.int64, device=queries.device)
+    rows = torch.arange(len(queries), device=queries.device)
+    start = 0
+    for part in _parts(references):
+        # |q|^2 is the same for all references
+        distances = torch.addmm(norms[start : start + len(part)], queries, _flat(part, queries.device).T, alpha=-2)
+        if own is not None:
+            columns = own + rows - start
+            mine = (columns >= 0) & (columns < len(part))
+            distances[rows[mine], columns[mine]] = torch.inf
+        values, columns = distances.min(1)
+        nearer = values < best
+        best = torch.where(nearer, values, best)
+        found = torch.where(nearer, columns + start, found)
+        start += len(part)
+    return found.cpu().numpy()
+
+
+def _parts(images: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+    return [images[start : start + REFERENCES] for start in range(0, len(images), REFERENCES)]
+
+
+def _flat(images: NDArray[np.uint8], device: torch.device | str) -> Tensor:
+    return torch.from_numpy(images.reshape(len(images), -1)).to(device).float().div_(255)

@@ -1,0 +1,57 @@
+"""The HTML page of a report: one file, pictures embedded, nothing fetched; all names are escaped by the template."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from rapid.evaluate.networks import PROTOCOL
+from rapid.pictures import Pixels, encode_png
+
+MATRIX_CLASSES = 26
+"""Confusion matrices of more classes are in the JSON file only."""
+
+
+def render(content: Mapping[str, Any], samples: Mapping[str, Pixels], closest: Pixels) -> str:
+    """The page.
+
+    Args:
+        content: of the report, as in the JSON file.
+        samples: pictures by caption, uint8 (H, W) or (H, W, 3).
+        closest: the picture of the closest pairs.
+    """
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["percent"] = lambda value: "-" if value is None else f"{value:.2%}"
+    environment.filters["count"] = lambda value: f"{value:,}"
+    environment.filters["number"] = lambda value: "-" if value is None else f"{value:.3g}"
+    template = environment.from_string(resources.files("rapid.evaluate").joinpath("page.html").read_text("utf-8"))
+    return template.render(
+        **content,
+        samples={caption: _data_uri(picture) for caption, picture in samples.items()},
+        closest=_data_uri(closest),
+        matrix=_confusion(content["utility"]),
+    )
+
+
+def _confusion(utility: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The confusion matrix of one network trained on synthetic images, as shares of each class; None if it is large."""
+    if utility is None:
+        return None
+    found = utility["synthetic"]
+    if max(len(found["classes"]), len(found["test_classes"])) > MATRIX_CLASSES:
+        return None
+    name = next((name for name in PROTOCOL if name in found["networks"]), next(iter(found["networks"])))
+    network = found["networks"][name]
+    rows = [
+        (label, [(count, count / max(1, sum(counts))) for count in counts])
+        for label, counts in zip(found["test_classes"], network["confusion"], strict=True)
+    ]
+    return {"network": network["network"], "columns": found["classes"], "rows": rows}
+
+
+def _data_uri(picture: Pixels) -> str:
+    return f"data:image/png;base64,{base64.b64encode(encode_png(picture)).decode('ascii')}"

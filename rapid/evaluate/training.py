@@ -1,0 +1,126 @@
+"""Training a classifier on labelled images, plainly: no augmentation, one schedule, the best epoch kept."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+from rapid.data import ImageSet, to_unit_range
+from rapid.errors import InputError
+from rapid.evaluate.networks import Classifier, build
+from rapid.progress import Progress
+
+EPOCHS = 10
+BATCH = 128
+LEARNING_RATE = 3e-3
+WEIGHT_DECAY = 0.01
+HELD_OUT = 0.1
+PREDICTED_AT_A_TIME = 500
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A classifier with the weights of its best epoch.
+
+    Attributes:
+        network: in evaluation mode.
+        epoch: which epoch was best, from 1.
+        held_out_accuracy: in [0, 1], on the held-out tenth.
+        seconds: what training took.
+    """
+
+    network: Classifier
+    epoch: int
+    held_out_accuracy: float
+    seconds: float
+
+
+def train_classifier(
+    name: str, images: ImageSet, device: torch.device, title: str, epochs: int = EPOCHS, seed: int = 0
+) -> Trained:
+    """Train by AdamW with a one-cycle learning rate; of all epochs keep the one that is best on a held-out tenth.
+
+    Args:
+        name: of `networks.CLASSIFIERS`.
+        images: labelled, square.
+        device: where to train.
+        title: shown with the progress.
+        epochs: passes over nine tenths of the images, at least 1.
+        seed: fixes the held-out tenth, the weights and the order of the images.
+
+    Raises:
+        InputError: fewer than three images, or no labels.
+    """
+    labels = torch.from_numpy(labels_of(images))
+    # batch normalisation needs two images, the choice of the epoch one
+    if len(images) < 3:
+        raise InputError(f"{images.source}: {len(images)} images are too few to train a classifier; give at least 3")
+    draws = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(images), generator=draws)
+    held_out = max(1, round(HELD_OUT * len(images)))
+    validation, training = order[:held_out], order[held_out:]
+    network = build(name, images.channels, images.images.shape[1], len(images.classes), device, seed)
+    batches = -(-len(training) // BATCH)
+    optimizer = torch.optim.AdamW(network.parameters(), weight_decay=WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, epochs * batches, cycle_momentum=False)
+    start, best, best_epoch, weights = time.monotonic(), -1.0, 0, network.state_dict()
+    with Progress(title, epochs * len(training), "image") as progress:
+        for epoch in range(1, epochs + 1):
+            network.train()
+            # parts of nearly equal size: none has a single image
+            for batch in training[torch.randperm(len(training), generator=draws)].tensor_split(batches):
+                optimizer.zero_grad()
+                x = _input(images.images[batch.numpy()], device)
+                F.cross_entropy(network(x), labels[batch].to(device)).backward()
+                optimizer.step()
+                schedule.step()
+                progress.advance(len(batch))
+            predicted = predict(network, images.images[validation.numpy()], device)
+            accuracy = float((predicted == labels[validation].numpy()).mean())
+            if accuracy >= best:
+                best, best_epoch, weights = accuracy, epoch, copy.deepcopy(network.state_dict())
+            progress.note(f"epoch {epoch}/{epochs}, {accuracy:.2%} held out")
+    network.load_state_dict(weights)
+    return Trained(network.eval(), best_epoch, best, time.monotonic() - start)
+
+
+@torch.no_grad()
+def predict(network: Classifier, images: NDArray[np.uint8], device: torch.device) -> NDArray[np.int64]:
+    """Most likely classes, (N,), of images uint8 (N, H, W) or (N, H, W, 3); leaves the network in evaluation mode."""
+    network.eval()
+    parts = [network(_input(part, device)).argmax(1).cpu().numpy() for part in _parts(images)]
+    return np.concatenate(parts).astype(np.int64)
+
+
+@torch.no_grad()
+def extract_features(network: Classifier, images: NDArray[np.uint8], device: torch.device) -> NDArray[np.float64]:
+    """The penultimate layer, float64 (N, d), of images uint8 (N, H, W) or (N, H, W, 3)."""
+    network.eval()
+    return np.concatenate([network.features(_input(part, device)).double().cpu().numpy() for part in _parts(images)])
+
+
+def labels_of(images: ImageSet) -> NDArray[np.int64]:
+    """The labels, int64 (N,).
+
+    Raises:
+        InputError: the images are unlabelled.
+    """
+    if images.labels is None:
+        raise InputError(
+            f"{images.source}: has no labels, and classifiers need them; label the images or use --classifiers none"
+        )
+    return images.labels
+
+
+def _input(images: NDArray[np.uint8], device: torch.device) -> torch.Tensor:
+    return to_unit_range(images, device).contiguous(memory_format=torch.channels_last)
+
+
+def _parts(images: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+    return [images[start : start + PREDICTED_AT_A_TIME] for start in range(0, len(images), PREDICTED_AT_A_TIME)]
