@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+
+from rapid.data import ImageSet
+
 TINY = [
     "autoencoder.channels=8",
     "autoencoder.multipliers=[1,1,1]",
@@ -20,3 +26,23 @@ TINY = [
     "private.physical_batch=8",
 ]
 """Overrides of the preset `demo`: the smallest networks and a few steps."""
+
+
+def bright_and_dark(
+    count: int, seed: int, classes: tuple[str, str] = ("dark", "bright"), shape: tuple[int, ...] = (8, 8)
+) -> ImageSet:
+    """Noise around a low level for "dark" and a high one for "bright", whatever their numbers are."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % 2
+    bright = np.array([name == "bright" for name in classes])[labels]
+    images = rng.integers(0, 60, (count, *shape)) + 150 * bright.reshape(-1, *[1] * len(shape))
+    return ImageSet(images.astype(np.uint8), labels.astype(np.int64), classes, f"set{seed}.npz")
+
+
+def save(path: Path, images: ImageSet) -> Path:
+    """Write a set as an `.npz`."""
+    if images.labels is None:
+        np.savez(path, images=images.images)
+    else:
+        np.savez(path, images=images.images, labels=images.labels, classes=np.array(images.classes))
+    return path

@@ -11,6 +11,7 @@ import importlib.util
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,25 +25,34 @@ BATCH = 50
 FEATURES = "2048"
 
 
+def inception_class() -> Any:
+    """torch-fidelity's `FeatureExtractorInceptionV3`.
+
+    Raises:
+        InputError: torch-fidelity is not installed.
+    """
+    spec = importlib.util.find_spec("torch_fidelity")
+    if spec is None:
+        raise InputError("--inception needs torch-fidelity: pip install --no-deps torch-fidelity")
+    # Its __init__ imports every extractor, and those for CLIP want torchvision, which rapid does not have.
+    # Inception does not, so it is imported from a package that is left empty.
+    sys.modules.setdefault("torch_fidelity", importlib.util.module_from_spec(spec))
+    return importlib.import_module("torch_fidelity.feature_extractor_inceptionv3").FeatureExtractorInceptionV3
+
+
 def load_inception(path: Path, device: torch.device) -> nn.Module:
     """The Inception network with the weights of `path`, in evaluation mode.
 
     Raises:
         InputError: torch-fidelity is not installed, or the file does not hold its weights.
     """
-    spec = importlib.util.find_spec("torch_fidelity")
-    if spec is None:
-        raise InputError("--inception needs torch-fidelity: pip install --no-deps torch-fidelity")
+    extractor = inception_class()
     if not path.is_file():
         raise InputError(f"--inception {path}: is no file; give the weights that torch-fidelity publishes")
-    # Its __init__ imports every extractor, and those for CLIP want torchvision, which rapid does not have.
-    # Inception does not, so it is imported from a package that is left empty.
-    sys.modules.setdefault("torch_fidelity", importlib.util.module_from_spec(spec))
-    module = importlib.import_module("torch_fidelity.feature_extractor_inceptionv3")
     try:
         # the extractor unpickles whatever the file holds: look first whether that is tensors only
         torch.load(path, map_location="cpu", weights_only=True)
-        network: nn.Module = module.FeatureExtractorInceptionV3("inception-v3-compat", [FEATURES], str(path))
+        network: nn.Module = extractor("inception-v3-compat", [FEATURES], str(path))
     except (RuntimeError, ValueError, EOFError, TypeError, AttributeError, pickle.UnpicklingError):
         raise InputError(
             f"--inception {path}: does not hold the weights of torch-fidelity's Inception network; download them again"

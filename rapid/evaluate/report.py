@@ -14,7 +14,7 @@ from PIL import Image
 
 import rapid
 from rapid.bundle import Bundle
-from rapid.data import ImageSet
+from rapid.data import ImageSet, fit_images
 from rapid.errors import InputError
 from rapid.evaluate import features, training
 from rapid.evaluate.copies import Closest, closest_picture, compare_with, decode_knowledge_base
@@ -23,7 +23,7 @@ from rapid.evaluate.fidelity import NEIGHBOURS, Features, Neighbourhoods, freche
 from rapid.evaluate.inception import inception_features, load_inception
 from rapid.evaluate.networks import CLASSIFIERS
 from rapid.evaluate.page import render
-from rapid.evaluate.sets import Sets, bring_to_form, describe, first_of_each_class, load_sets, match_classes, of_class
+from rapid.evaluate.sets import Sets, describe, first_of_each_class, load_sets, match_classes, of_class
 from rapid.evaluate.utility import measure_utility, protocol_in_words
 from rapid.files import replacing, write_json
 from rapid.pictures import Pixels, table
@@ -142,7 +142,8 @@ def evaluate(request: Request, device: torch.device) -> Report:
     # all that can be refused is refused before the long work
     bundle = None if request.model is None else Bundle.open(request.model, "--model")
     network = None if request.inception is None else load_inception(request.inception, device)
-    sets = load_sets(request.synthetic, request.real, request.train_real, request.public)
+    side = 0 if bundle is None else bundle.settings.image.size
+    sets = load_sets(request.synthetic, request.real, request.train_real, request.public, side)
     _check_sets(sets, request)
     content: Json = {
         "rapid": rapid.__version__,
@@ -262,7 +263,7 @@ def _copies(sets: Sets, bundle: Bundle | None, device: torch.device) -> tuple[li
     if sets.public:
         references["public images"] = np.concatenate([images.images for images in sets.public])
     if bundle is not None:
-        references["knowledge base"] = bring_to_form(decode_knowledge_base(bundle, device), sets.form, "--model").images
+        references["knowledge base"] = fit_images(decode_knowledge_base(bundle, device), sets.form, "--model").images
     if sets.train_real is not None:
         references["real training images"] = sets.train_real.images
     references["real test images"] = sets.real.images

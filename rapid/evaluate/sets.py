@@ -20,7 +20,7 @@ class Sets:
     """All of one size and colour mode.
 
     Attributes:
-        form: size and channels: the largest side of the synthetic and real images, the colour of the synthetic ones.
+        form: size and channels: the largest side of all images, the colour of the synthetic ones.
         synthetic: to be judged.
         real: test images.
         train_real: real training images, on open data only.
@@ -34,39 +34,36 @@ class Sets:
     public: tuple[ImageSet, ...]
 
 
-def load_sets(synthetic: Path, real: Path, train_real: Path | None, public: Sequence[Path]) -> Sets:
-    """Read the sets and pad them with black to one size; no image is scaled.
+def load_sets(
+    synthetic: Path, real: Path, train_real: Path | None, public: Sequence[Path], model_size: int = 0
+) -> Sets:
+    """Read the sets and pad them with black to the size of the largest; no image is scaled.
+
+    Args:
+        synthetic: path of the images to be judged; they fix whether all become grey or RGB.
+        real: path of the test images.
+        train_real: path of the real training images.
+        public: paths of the public images.
+        model_size: side of the images of a bundle that takes part; 0 if there is none.
 
     Raises:
-        InputError: a set that cannot be read, or public or training images larger than the others.
+        InputError: a set that cannot be read, or images that are too small.
     """
     made, test = load_images(synthetic, "--synthetic"), load_images(real, "--real")
-    size = max(*made.images.shape[1:3], *test.images.shape[1:3])
+    training = None if train_real is None else load_images(train_real, "--train-real")
+    others = [load_images(path, "--public") for path in public]
+    sides = [side for s in (made, test, training, *others) if s is not None for side in s.images.shape[1:3]]
+    size = max(*sides, model_size)
     if size < 4:
         raise InputError(f"--synthetic {synthetic}: images of less than 4x4 pixels cannot be judged; give larger ones")
     form = ImageSettings(size=size, channels=1 if made.channels == 1 else 3)
     return Sets(
         form,
-        bring_to_form(made, form, "--synthetic"),
-        bring_to_form(test, form, "--real"),
-        None if train_real is None else bring_to_form(load_images(train_real, "--train-real"), form, "--train-real"),
-        tuple(bring_to_form(load_images(path, "--public"), form, "--public") for path in public),
+        fit_images(made, form, "--synthetic"),
+        fit_images(test, form, "--real"),
+        None if training is None else fit_images(training, form, "--train-real"),
+        tuple(fit_images(images, form, "--public") for images in others),
     )
-
-
-def bring_to_form(images: ImageSet, form: ImageSettings, argument: str) -> ImageSet:
-    """The set padded to S x S, in the channels of `form`.
-
-    Raises:
-        InputError: images larger than S.
-    """
-    height, width = images.images.shape[1:3]
-    if max(height, width) > form.size:
-        raise InputError(
-            f"{argument} {images.source}: images of {width}x{height} are larger than the synthetic and real ones "
-            f"({form.size}x{form.size}); bring them to one size first"
-        )
-    return fit_images(images, form, argument)
 
 
 def match_classes(train: ImageSet, test: ImageSet) -> NDArray[np.int64]:

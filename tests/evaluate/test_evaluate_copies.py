@@ -1,0 +1,97 @@
+"""Nearest images against a plain loop, planted copies, and the images of a knowledge base."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rapid.bundle import Bundle
+from rapid.data import to_uint8
+from rapid.diffusion import Schedule
+from rapid.errors import InputError
+from rapid.evaluate import neighbours
+from rapid.evaluate.copies import PAIRS, closest_picture, compare_with, decode_knowledge_base
+from rapid.evaluate.neighbours import nearest_images
+
+CPU = torch.device("cpu")
+
+
+def noise(count: int, seed: int, shape: tuple[int, ...] = (6, 6)) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+@given(
+    queries=st.integers(1, 20), references=st.integers(2, 20), seed=st.integers(0, 999), colour=st.booleans(),
+    chunk=st.sampled_from([1, 3, 4096]), same=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_nearest_is_that_of_a_loop(
+    queries: int, references: int, seed: int, colour: bool, chunk: int, same: bool
+) -> None:
+    shape = (5, 3, 3) if colour else (5, 3)
+    b = noise(references, seed + 1, shape)
+    a = b if same else noise(queries, seed, shape)
+    gaps = [[np.sqrt(np.square(x / 255 - y / 255).sum()) for y in b] for x in a]
+    expected = np.array(gaps) + (np.diag(np.full(len(b), np.inf)) if same else 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(neighbours, "QUERIES", chunk)
+        patch.setattr(neighbours, "REFERENCES", chunk)
+        found = nearest_images(a, b, same=same)
+    assert found.distances == pytest.approx(expected.min(1))
+    assert expected[np.arange(len(a)), found.indices] == pytest.approx(expected.min(1))
+
+
+def test_nothing_to_compare_with_is_refused() -> None:
+    with pytest.raises(InputError, match="give more images"):
+        nearest_images(noise(3, 0), noise(0, 1))
+    with pytest.raises(InputError, match="give more images"):
+        nearest_images(noise(1, 0), noise(1, 0), same=True)
+
+
+def test_copies_are_found() -> None:
+    reference, real, synthetic = noise(300, 0), noise(200, 1), noise(100, 2)
+    synthetic[7] = reference[33]
+    synthetic[9] = reference[44] ^ 1
+    report, closest = compare_with("public images", synthetic, reference, real, CPU)
+    assert report["identical"] == 1
+    assert report["closest"][0] == {"synthetic": 7, "reference": 33, "distance": 0.0}
+    assert report["closest"][1] == {"synthetic": 9, "reference": 44, "distance": pytest.approx(6 / 255)}
+    assert len(report["closest"]) == PAIRS
+    assert 0.02 <= report["nearer_than_real"] < 0.1
+    assert report["synthetic"]["nearest"] == 0 < report["real"]["nearest"]
+    assert (closest.synthetic[0] == closest.references[0]).all()
+    assert (np.diff(closest.distances) >= 0).all()
+    picture = closest_picture([closest])
+    assert picture.dtype == np.uint8
+    assert picture.shape[2] == 3
+    everything = compare_with("copied", reference[:50], reference, real, CPU)[0]
+    assert everything["identical"] == 50
+    assert everything["nearer_than_real"] == 1
+
+
+def test_real_images_are_not_their_own_neighbours() -> None:
+    real = noise(50, 0)
+    report, _ = compare_with("real", noise(20, 1), real, real, CPU, reference_is_real=True)
+    assert report["real"]["nearest"] > 0
+
+
+def test_entries_of_a_knowledge_base_are_decoded(private_bundle: object) -> None:
+    bundle = Bundle.open(private_bundle, "--model")
+    decoded = decode_knowledge_base(bundle, CPU)
+    base = bundle.knowledge_base()
+    assert decoded.images.shape == (len(base), 32, 32)
+    assert decoded.labels is None
+    # entry 5 by hand
+    v = bundle.settings.retrieval.v
+    value = torch.from_numpy(base.values(np.array([5])))
+    denoiser = bundle.public_denoiser()
+    t = torch.tensor([v])
+    with torch.no_grad():
+        eps = denoiser(value, t, denoiser.null_labels(1))
+        abar = Schedule.build(bundle.settings.schedule).abar[v].float()
+        latent = (value - (1 - abar).sqrt() * eps) / abar.sqrt()
+        expected = to_uint8(bundle.autoencoder().decode(latent))[0]
+    assert np.abs(decoded.images[5].astype(int) - expected).max() <= 1
