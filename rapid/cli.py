@@ -148,7 +148,7 @@ def _evaluate(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="NAMES",
         help="all (default), none, or some of small,resnet,wideresnet,resnext",
     )
-    evaluate.add_argument("--epochs", type=int, default=10, metavar="E", help="for each classifier; default: 10")
+    evaluate.add_argument("--epochs", type=int, default=8, metavar="E", help="for each classifier; default: 8")
     evaluate.add_argument(
         "--out", type=Path, required=True, metavar="report.json", help="report.html and a picture are written beside it"
     )

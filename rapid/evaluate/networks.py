@@ -76,15 +76,15 @@ class WideResNet(Classifier):
 
 
 class ResNeXt(Classifier):
-    """Bottlenecks around grouped convolutions (Xie et al. 2017): four groups, widths 64, 128, 256, depth 11."""
+    """Six blocks around convolutions in four groups (Xie et al. 2017): widths 32, 64, 128, depth 20."""
 
-    title = "ResNeXt-11"
+    title = "ResNeXt-20"
 
     def __init__(self, channels: int, size: int, classes: int) -> None:
         super().__init__()
         first = [_convolution(channels, 32, 3, 2), nn.BatchNorm2d(32), nn.ReLU()]
-        self.features = nn.Sequential(*first, *_stages(_Grouped, 32, (64, 128, 256), 1), *_pool())
-        self.head = nn.Linear(256, classes)
+        self.features = nn.Sequential(*first, *_stages(_Grouped, 32, (32, 64, 128), 2), *_pool())
+        self.head = nn.Linear(128, classes)
 
 
 CLASSIFIERS: dict[str, type[SmallCnn | ResNet | WideResNet | ResNeXt]] = {
@@ -133,15 +133,14 @@ class _PreActivation(nn.Module):
 
 
 class _Grouped(nn.Module):
-    """A bottleneck of half the width around a 3x3 convolution in four groups."""
+    """A 3x3 convolution in four groups between two of 1x1; normalised after each."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        middle = outputs // 2
         self.inner = nn.Sequential(
-            _convolution(inputs, middle, 1), nn.BatchNorm2d(middle), nn.ReLU(),
-            _convolution(middle, middle, 3, stride, groups=4), nn.BatchNorm2d(middle), nn.ReLU(),
-            _convolution(middle, outputs, 1), nn.BatchNorm2d(outputs),
+            _convolution(inputs, outputs, 1), nn.BatchNorm2d(outputs), nn.ReLU(),
+            _convolution(outputs, outputs, 3, stride, groups=4), nn.BatchNorm2d(outputs), nn.ReLU(),
+            _convolution(outputs, outputs, 1), nn.BatchNorm2d(outputs),
         )  # fmt: skip
         self.skip = _skip(inputs, outputs, stride)
 

@@ -16,9 +16,9 @@ from rapid.errors import InputError
 from rapid.evaluate.networks import Classifier, build
 from rapid.progress import Progress
 
-EPOCHS = 10
+EPOCHS = 8
 BATCH = 128
-LEARNING_RATE = 3e-3
+LEARNING_RATE = 1e-2
 WEIGHT_DECAY = 0.01
 HELD_OUT = 0.1
 PREDICTED_AT_A_TIME = 500
