@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from rapid.evaluate.fidelity import NEIGHBOURS, Features, Neighbourhoods, freche
 from rapid.evaluate.inception import inception_features, load_inception
 from rapid.evaluate.networks import CLASSIFIERS
 from rapid.evaluate.page import render
-from rapid.evaluate.sets import Sets, describe, first_of_each_class, load_sets, match_classes, of_class
+from rapid.evaluate.sets import Sets, describe, first_of_each_class, load_sets, match_classes
 from rapid.evaluate.utility import measure_utility, protocol_in_words
 from rapid.files import replacing, write_json
 from rapid.pictures import Pixels, table
@@ -212,15 +212,34 @@ def _utility(sets: Sets, request: Request, device: torch.device) -> Json:
 
 def _fidelity(sets: Sets, request: Request, device: torch.device) -> Json:
     space = train_feature_space(sets.public, sets.real, device, min(request.epochs, features.EPOCHS))
-    found = _against_real(space.extract, sets, device)
-    by_class = None
-    if sets.synthetic.labels is not None and sets.real.labels is not None:
-        by_class = {}
-        for name in sets.real.classes:
-            made, real = of_class(sets.synthetic, name).images, of_class(sets.real, name).images
-            enough = min(len(made), len(real)) > 1
-            by_class[name] = frechet_distance(space.extract(made), space.extract(real)) if enough else None
-    return {"features": space.words, "k": NEIGHBOURS, **found, "frechet_by_class": by_class}
+    real = space.extract(sets.real.images)
+    found: Json = {"features": space.words, "k": NEIGHBOURS}
+    for name, images in _judged(sets).items():
+        vectors = space.extract(images.images)
+        with Progress(f"neighbours, {name}", 2 * len(real) + len(images), "image") as progress:
+            measures = neighbourhoods(real, vectors, NEIGHBOURS, device, progress.advance)
+        found[name] = {
+            "images": len(images),
+            "real_images": len(real),
+            "frechet": frechet_distance(vectors, real),
+            **measures._asdict(),
+            "frechet_by_class": _frechet_by_class(images, vectors, sets.real, real),
+        }
+    return found
+
+
+def _frechet_by_class(
+    images: ImageSet, vectors: Features, real_images: ImageSet, real: Features
+) -> dict[str, float | None] | None:
+    """None without labels, and for a class with less than two images on a side."""
+    if images.labels is None or real_images.labels is None:
+        return None
+    distances: dict[str, float | None] = {}
+    for number, name in enumerate(real_images.classes):
+        own = images.classes.index(name) if name in images.classes else -1
+        made, true = vectors[images.labels == own], real[real_images.labels == number]
+        distances[name] = frechet_distance(made, true) if min(len(made), len(true)) > 1 else None
+    return distances
 
 
 def _fid(network: torch.nn.Module, sets: Sets, request: Request, device: torch.device) -> Json:
@@ -230,22 +249,6 @@ def _fid(network: torch.nn.Module, sets: Sets, request: Request, device: torch.d
         found[name] = {
             "fid": frechet_distance(inception_features(network, images.images, device, f"inception, {name}"), real),
             "images": len(images),
-        }
-    return found
-
-
-def _against_real(extract: Callable[[NDArray[np.uint8]], Features], sets: Sets, device: torch.device) -> Json:
-    real = extract(sets.real.images)
-    found: Json = {}
-    for name, images in _judged(sets).items():
-        vectors = extract(images.images)
-        with Progress(f"neighbours, {name}", 2 * len(real) + len(images), "image") as progress:
-            measures = neighbourhoods(real, vectors, NEIGHBOURS, device, progress.advance)
-        found[name] = {
-            "images": len(images),
-            "real_images": len(real),
-            "frechet": frechet_distance(vectors, real),
-            **measures._asdict(),
         }
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -90,12 +90,6 @@ def first_of_each_class(images: ImageSet, count: int) -> list[tuple[str, NDArray
         return [("", images.images[:count])]
     rows = [(name, images.images[images.labels == number][:count]) for number, name in enumerate(images.classes)]
     return [(name, row) for name, row in rows if len(row)]
-
-
-def of_class(images: ImageSet, name: str) -> ImageSet:
-    """The images of one class, as an unlabelled set; empty if there are none."""
-    chosen = labels_of(images) == (images.classes.index(name) if name in images.classes else -1)
-    return replace(images, images=images.images[chosen], labels=None, classes=())
 
 
 def describe(images: ImageSet) -> dict[str, object]:

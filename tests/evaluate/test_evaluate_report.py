@@ -121,7 +121,7 @@ def test_other_methods_images_in_colour_and_names_that_need_escaping(tmp_path: P
     assert report.content["utility"]["synthetic"]["mean"] is None
     assert report.content["fid"] is None
     assert "real test images themselves" in report.content["fidelity"]["features"]
-    assert report.content["fidelity"]["frechet_by_class"].keys() == {f"{name}'\"", "bright"}
+    assert report.content["fidelity"]["synthetic"]["frechet_by_class"].keys() == {f"{name}'\"", "bright"}
 
 
 def test_unlabelled_images_are_judged_without_utility(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_unlabelled_images_are_judged_without_utility(tmp_path: Path) -> None:
     write_report(report, tmp_path / "r.json")
     Page((tmp_path / "r.html").read_text(encoding="utf-8"))
     assert report.content["utility"] is None
-    assert report.content["fidelity"]["frechet_by_class"] is None
+    assert report.content["fidelity"]["synthetic"]["frechet_by_class"] is None
     copies = {entry["reference"]: entry["images"] for entry in report.content["copies"]}
     assert copies == {"public images": 40, "real test images": 20}
     assert not any("accuracy" in line for line in report.summary())
@@ -154,7 +154,7 @@ def test_a_class_that_was_never_made_is_no_error_in_fidelity(tmp_path: Path) -> 
         epochs=1,
     )
     report = evaluate(request, CPU)
-    assert report.content["fidelity"]["frechet_by_class"]["dark"] is None
+    assert report.content["fidelity"]["synthetic"]["frechet_by_class"]["dark"] is None
     write_report(report, tmp_path / "r.json")
 
 
