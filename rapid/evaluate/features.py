@@ -31,9 +31,9 @@ class FeatureSpace:
     words: str
     device: torch.device
 
-    def extract(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """Features, float64 (N, 128), of images uint8 (N, H, W) or (N, H, W, 3)."""
-        return extract_features(self.network, images, self.device)
+    def extract(self, images: NDArray[np.uint8], title: str) -> NDArray[np.float64]:
+        """Features, float64 (N, 128), of images uint8 (N, H, W) or (N, H, W, 3); progress under `title`."""
+        return extract_features(self.network, images, self.device, title)
 
 
 def train_feature_space(

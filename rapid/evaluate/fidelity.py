@@ -39,8 +39,8 @@ class Neighbourhoods(NamedTuple):
 def frechet_distance(first: Features, second: Features) -> float:
     """Squared Frechet distance of the Gaussians with the sets' means and covariances (Dowson and Landau 1982).
 
-    |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)), never negative. The trace of the root is the sum of the singular values
-    of C1^(1/2) C2^(1/2), which exist for singular covariances too.
+    |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)), never negative. With C1 = A'A and C2 = B'B the trace of the root is the
+    sum of the singular values of AB', which exist for singular covariances too.
 
     Args:
         first: float64 (N, d), N >= 2.
@@ -51,16 +51,20 @@ def frechet_distance(first: Features, second: Features) -> float:
     """
     if min(len(first), len(second)) < 2:
         raise InputError("the Frechet distance needs at least 2 images in each set; give more")
-    roots = []
-    traces = 0.0
-    for features in (first, second):
-        covariance = np.cov(features, rowvar=False).reshape(features.shape[1], features.shape[1])
-        values, vectors = np.linalg.eigh(covariance)
-        roots.append((vectors * np.sqrt(values.clip(min=0))) @ vectors.T)
-        traces += float(np.trace(covariance))
+    a, b = _covariance_root(first), _covariance_root(second)
     offset = first.mean(0) - second.mean(0)
-    overlap = np.linalg.svd(roots[0] @ roots[1], compute_uv=False).sum()
-    return max(0.0, float(offset @ offset + traces - 2 * overlap))
+    overlap = np.linalg.svd(a @ b.T, compute_uv=False).sum()
+    return max(0.0, float(offset @ offset + np.square(a).sum() + np.square(b).sum() - 2 * overlap))
+
+
+def _covariance_root(features: Features) -> Features:
+    """A, (min(N, d), d), such that A'A is the covariance."""
+    centred: Features = (features - features.mean(0)) / np.sqrt(len(features) - 1)
+    if len(features) <= features.shape[1]:
+        return centred
+    values, vectors = np.linalg.eigh(centred.T @ centred)
+    root: Features = np.sqrt(values.clip(min=0))[:, None] * vectors.T
+    return root
 
 
 def neighbourhoods(

@@ -59,8 +59,8 @@ def nearest_images(
         found = _search(_flat(part, device), references, torch.from_numpy(norms).to(device), first if same else None)
         indices[first : first + len(part)] = found
         # the product formula loses the small differences that matter here
-        differences = part.reshape(len(part), -1).astype(np.int64) - references[found].reshape(len(part), -1)
-        distances[first : first + len(part)] = np.sqrt(np.square(differences).sum(1)) / 255
+        differences = part.reshape(len(part), -1).astype(np.int32) - references[found].reshape(len(part), -1)
+        distances[first : first + len(part)] = np.sqrt(np.square(differences).sum(1, dtype=np.int64)) / 255
         if advance is not None:
             advance(len(part))
     return Nearest(indices, distances)

@@ -212,10 +212,10 @@ def _utility(sets: Sets, request: Request, device: torch.device) -> Json:
 
 def _fidelity(sets: Sets, request: Request, device: torch.device) -> Json:
     space = train_feature_space(sets.public, sets.real, device, min(request.epochs, features.EPOCHS))
-    real = space.extract(sets.real.images)
+    real = space.extract(sets.real.images, "features, test")
     found: Json = {"features": space.words, "k": NEIGHBOURS}
     for name, images in _judged(sets).items():
-        vectors = space.extract(images.images)
+        vectors = space.extract(images.images, f"features, {name}")
         with Progress(f"neighbours, {name}", 2 * len(real) + len(images), "image") as progress:
             measures = neighbourhoods(real, vectors, NEIGHBOURS, device, progress.advance)
         found[name] = {

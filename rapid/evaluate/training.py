@@ -99,10 +99,17 @@ def predict(network: Classifier, images: NDArray[np.uint8], device: torch.device
 
 
 @torch.no_grad()
-def extract_features(network: Classifier, images: NDArray[np.uint8], device: torch.device) -> NDArray[np.float64]:
-    """The penultimate layer, float64 (N, d), of images uint8 (N, H, W) or (N, H, W, 3)."""
+def extract_features(
+    network: Classifier, images: NDArray[np.uint8], device: torch.device, title: str
+) -> NDArray[np.float64]:
+    """The penultimate layer, float64 (N, d), of images uint8 (N, H, W) or (N, H, W, 3); progress under `title`."""
     network.eval()
-    return np.concatenate([network.features(_input(part, device)).double().cpu().numpy() for part in _parts(images)])
+    features = []
+    with Progress(title, len(images), "image") as progress:
+        for part in _parts(images):
+            features.append(network.features(_input(part, device)).double().cpu().numpy())
+            progress.advance(len(part))
+    return np.concatenate(features)
 
 
 def labels_of(images: ImageSet) -> NDArray[np.int64]:

@@ -22,7 +22,7 @@ def protocol_in_words(epochs: int) -> str:
         f"Each classifier is trained for {epochs} epochs (AdamW, one-cycle learning rate, batches of {BATCH}, no "
         "augmentation) on nine tenths of the training set; its best epoch is chosen on the other tenth, and it is "
         "tested once on the real test images. The mean is that of the ResNet, the WideResNet and the ResNeXt; the "
-        "small CNN stands apart."
+        "small CNN stands apart. Standard errors are those of the size of the test set alone, one training each."
     )
 
 
@@ -59,10 +59,12 @@ def measure_utility(
         predicted = predict(trained.network, test.images, device)
         confusion = np.zeros((len(test.classes), len(train.classes)), np.int64)
         np.add.at(confusion, (labels, predicted), 1)
+        accuracy = float((predicted == truth).mean())
         networks[name] = {
             "network": CLASSIFIERS[name].title,
             "parameters": sum(p.numel() for p in trained.network.parameters()),
-            "accuracy": float((predicted == truth).mean()),
+            "accuracy": accuracy,
+            "standard_error": (accuracy * (1 - accuracy) / len(truth)) ** 0.5,
             "held_out_accuracy": trained.held_out_accuracy,
             "best_epoch": trained.epoch,
             "seconds": round(trained.seconds, 1),
