@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Closest:
-    """The closest pairs of synthetic images and images of one reference set, closest first.
+    """Close pairs of synthetic images and images of one reference set: of each class, then of all; closest first.
 
     Attributes:
         reference: name of the reference set.
@@ -41,7 +41,7 @@ class Closest:
 
 def compare_with(
     name: str,
-    synthetic: NDArray[np.uint8],
+    synthetic: ImageSet,
     reference: NDArray[np.uint8],
     real: NDArray[np.uint8],
     device: torch.device,
@@ -55,7 +55,7 @@ def compare_with(
 
     Args:
         name: of the reference set.
-        synthetic: uint8 (N, H, W) or (N, H, W, 3).
+        synthetic: to be judged.
         reference: uint8, M images of the same form.
         real: uint8, the real test images, of the same form.
         device: where to search.
@@ -66,9 +66,9 @@ def compare_with(
         than the nearest 1 % of the real ones: about 0.01 if synthetic images are like real ones.
     """
     with Progress(f"copies: {name}", len(synthetic) + len(real), "image") as progress:
-        made = nearest_images(synthetic, reference, device, progress.advance)
+        made = nearest_images(synthetic.images, reference, device, progress.advance)
         yardstick = nearest_images(real, reference, device, progress.advance, same=reference_is_real)
-    order = np.argsort(made.distances, kind="stable")[:PAIRS]
+    order = _closest(made.distances, synthetic.labels)
     partners = made.indices[order]
     report = {
         "reference": name,
@@ -82,7 +82,7 @@ def compare_with(
             for index, partner in zip(order, partners, strict=True)
         ],
     }
-    return report, Closest(name, synthetic[order], reference[partners], made.distances[order])
+    return report, Closest(name, synthetic.images[order], reference[partners], made.distances[order])
 
 
 @torch.no_grad()
@@ -114,11 +114,20 @@ def decode_knowledge_base(bundle: Bundle, device: torch.device) -> ImageSet:
 def closest_picture(closest: list[Closest]) -> Pixels:
     """Two rows for each reference set, synthetic images above their partners, one pair a column; RGB."""
     rows = []
-    columns = max(len(pairs.synthetic) for pairs in closest)
     for pairs in closest:
         rows += [("synthetic", pairs.synthetic), (f"nearest: {pairs.reference}", pairs.references)]
-    title = "the closest pairs, from the left" if columns > 1 else "the closest pair"
-    return table(rows, title=title)
+    return table(rows, title="the closest pair of each class, then the closest of all")
+
+
+def _closest(distances: NDArray[np.float64], labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """The closest of each class, filled up with the closest of all: simple classes are close to anything."""
+    order = np.argsort(distances, kind="stable")
+    chosen = order[:PAIRS]
+    if labels is not None:
+        firsts = np.sort(np.unique(labels[order], return_index=True)[1])[:PAIRS]
+        others = np.delete(np.arange(len(order)), firsts)[: PAIRS - len(firsts)]
+        chosen = order[np.sort(np.concatenate([firsts, others]))]
+    return chosen
 
 
 def _quantiles(found: Nearest) -> dict[str, float]:

@@ -34,6 +34,7 @@ def render(content: Mapping[str, Any], samples: Mapping[str, Pixels], closest: P
         samples={caption: _data_uri(picture) for caption, picture in samples.items()},
         closest=_data_uri(closest),
         matrix=_confusion(content["utility"]),
+        largest_error=_largest_error(content["utility"]),
     )
 
 
@@ -51,6 +52,12 @@ def _confusion(utility: Mapping[str, Any] | None) -> dict[str, Any] | None:
         for label, counts in zip(found["test_classes"], network["confusion"], strict=True)
     ]
     return {"network": network["network"], "columns": found["classes"], "rows": rows}
+
+
+def _largest_error(utility: Mapping[str, Any] | None) -> float:
+    """Of all networks, for the scale of the bars; never 0."""
+    sets = [] if utility is None else [found for found in utility.values() if isinstance(found, dict)]
+    return max((1 - network["accuracy"] for found in sets for network in found["networks"].values()), default=0) or 1.0
 
 
 def _data_uri(picture: Pixels) -> str:

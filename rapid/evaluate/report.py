@@ -273,7 +273,7 @@ def _copies(sets: Sets, bundle: Bundle | None, device: torch.device) -> tuple[li
     reports, closest = [], []
     for name, images in references.items():
         found, pairs = compare_with(
-            name, sets.synthetic.images, images, sets.real.images, device, reference_is_real=images is sets.real.images
+            name, sets.synthetic, images, sets.real.images, device, reference_is_real=images is sets.real.images
         )
         reports.append(found)
         closest.append(pairs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rapid.bundle import Bundle
-from rapid.data import to_uint8
+from rapid.data import ImageSet, to_uint8
 from rapid.diffusion import Schedule
 from rapid.errors import InputError
 from rapid.evaluate import neighbours
@@ -55,7 +57,8 @@ def test_copies_are_found() -> None:
     reference, real, synthetic = noise(300, 0), noise(200, 1), noise(100, 2)
     synthetic[7] = reference[33]
     synthetic[9] = reference[44] ^ 1
-    report, closest = compare_with("public images", synthetic, reference, real, CPU)
+    made = ImageSet(synthetic, None, ())
+    report, closest = compare_with("public images", made, reference, real, CPU)
     assert report["identical"] == 1
     assert report["closest"][0] == {"synthetic": 7, "reference": 33, "distance": 0.0}
     assert report["closest"][1] == {"synthetic": 9, "reference": 44, "distance": pytest.approx(6 / 255)}
@@ -64,17 +67,27 @@ def test_copies_are_found() -> None:
     assert report["synthetic"]["nearest"] == 0 < report["real"]["nearest"]
     assert (closest.synthetic[0] == closest.references[0]).all()
     assert (np.diff(closest.distances) >= 0).all()
-    picture = closest_picture([closest])
+    # of every class the closest comes first
+    labels = np.arange(100) // 25
+    labelled, pairs = compare_with(
+        "public images", replace(made, labels=labels, classes=tuple("abcd")), reference, real, CPU
+    )
+    shown = [pair["synthetic"] for pair in labelled["closest"]]
+    assert shown[:2] == [7, 9]
+    assert len(shown) == PAIRS == len(set(shown))
+    assert set(labels[shown]) == {0, 1, 2, 3}
+    assert (np.diff(pairs.distances) >= 0).all()
+    picture = closest_picture([closest, pairs])
     assert picture.dtype == np.uint8
     assert picture.shape[2] == 3
-    everything = compare_with("copied", reference[:50], reference, real, CPU)[0]
+    everything = compare_with("copied", ImageSet(reference[:50], None, ()), reference, real, CPU)[0]
     assert everything["identical"] == 50
     assert everything["nearer_than_real"] == 1
 
 
 def test_real_images_are_not_their_own_neighbours() -> None:
     real = noise(50, 0)
-    report, _ = compare_with("real", noise(20, 1), real, real, CPU, reference_is_real=True)
+    report, _ = compare_with("real", ImageSet(noise(20, 1), None, ()), real, real, CPU, reference_is_real=True)
     assert report["real"]["nearest"] > 0
 
 

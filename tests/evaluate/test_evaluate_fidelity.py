@@ -60,7 +60,7 @@ def test_frechet_of_singular_covariances() -> None:
 
 
 @given(
-    size=st.integers(1, 8), real=st.integers(7, 40), synthetic=st.integers(7, 40), seed=st.integers(0, 999),
+    size=st.integers(1, 8), real=st.integers(8, 40), synthetic=st.integers(8, 40), seed=st.integers(0, 999),
     k=st.integers(1, 6), shift=st.floats(-2, 2), scale=st.floats(0.2, 3), block=st.sampled_from([1, 64, 1 << 20]),
 )  # fmt: skip
 @settings(max_examples=25, deadline=None)
