@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Closest:
-    """Close pairs of synthetic images and images of one reference set: of each class, then of all; closest first.
+    """Close pairs of synthetic images and images of one reference set: of each class and of all; closest first.
 
     Attributes:
         reference: name of the reference set.
@@ -116,7 +116,7 @@ def closest_picture(closest: list[Closest]) -> Pixels:
     rows = []
     for pairs in closest:
         rows += [("synthetic", pairs.synthetic), (f"nearest: {pairs.reference}", pairs.references)]
-    return table(rows, title="the closest pair of each class, then the closest of all")
+    return table(rows, title="the closest pair of each class and the closest of all, by distance")
 
 
 def _closest(distances: NDArray[np.float64], labels: NDArray[np.int64] | None) -> NDArray[np.int64]:

@@ -145,9 +145,12 @@ def evaluate(request: Request, device: torch.device) -> Report:
     side = 0 if bundle is None else bundle.settings.image.size
     sets = load_sets(request.synthetic, request.real, request.train_real, request.public, side)
     _check_sets(sets, request)
+    if bundle is not None:
+        bundle.knowledge_base()  # a damaged one is noticed here
     content: Json = {
         "rapid": rapid.__version__,
         "notice": NOTICE,
+        "device": str(device),
         "image": {"size": sets.form.size, "channels": sets.form.channels},
         "synthetic": describe(sets.synthetic),
         "real": describe(sets.real),
@@ -189,10 +192,12 @@ def _check(request: Request) -> None:
 
 
 def _check_sets(sets: Sets, request: Request) -> None:
-    small = min((sets.synthetic, sets.real), key=len)
-    if len(small) <= NEIGHBOURS:
-        argument = "--synthetic" if small is sets.synthetic else "--real"
-        raise InputError(f"{argument} {small.source}: {len(small)} images; give at least {NEIGHBOURS + 1}")
+    given = [("--synthetic", sets.synthetic), ("--real", sets.real)]
+    given += [] if sets.train_real is None else [("--train-real", sets.train_real)]
+    given += [("--public", images) for images in sets.public]
+    for argument, images in given:
+        if len(images) <= NEIGHBOURS:
+            raise InputError(f"{argument} {images.source}: {len(images)} images; give at least {NEIGHBOURS + 1}")
     if request.classifiers:
         match_classes(sets.synthetic, sets.real)
         if sets.train_real is not None:
@@ -202,11 +207,9 @@ def _check_sets(sets: Sets, request: Request) -> None:
 
 
 def _utility(sets: Sets, request: Request, device: torch.device) -> Json:
-    training_sets = {"synthetic": sets.synthetic, "real": sets.train_real}
     return {"protocol": protocol_in_words(request.epochs)} | {
         name: measure_utility(images, sets.real, device, name, request.classifiers, request.epochs)
-        for name, images in training_sets.items()
-        if images is not None
+        for name, images in _judged(sets).items()
     }
 
 
@@ -255,10 +258,7 @@ def _fid(network: torch.nn.Module, sets: Sets, request: Request, device: torch.d
 
 def _judged(sets: Sets) -> dict[str, ImageSet]:
     """The sets that are held against the real test images; real training images show what perfection would give."""
-    judged = {"synthetic": sets.synthetic}
-    if sets.train_real is not None and len(sets.train_real) > NEIGHBOURS:
-        judged["real"] = sets.train_real
-    return judged
+    return {"synthetic": sets.synthetic} | ({} if sets.train_real is None else {"real": sets.train_real})
 
 
 def _copies(sets: Sets, bundle: Bundle | None, device: torch.device) -> tuple[list[Json], list[Closest]]:

@@ -103,6 +103,8 @@ GENERATE = "generate --model {private} --count 2 --out {new}.npz"
         (EVALUATE + " --classifiers small,small", "one twice"),
         (EVALUATE + " --epochs 0", "--epochs 0"),
         (EVALUATE + " --public {tmp}/none", "--public"),
+        (EVALUATE + " --public {tmp}/large.npz", "--public"),
+        (EVALUATE + " --train-real {tmp}/four.npz --open-data", "--train-real"),
         (EVALUATE + " --model {tmp}/empty", "--model"),
         (EVALUATE + " --inception {tmp}/none.pth", "--inception"),
         (EVALUATE.replace("{digits}", "{tmp}/unlabelled.npz"), "--classifiers none"),
