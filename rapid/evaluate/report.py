@@ -90,7 +90,7 @@ class Report:
                 continue
             accuracies = [(network["network"], network["accuracy"]) for network in found["networks"].values()]
             if found["mean"] is not None:
-                accuracies.append((f"mean of {', '.join(found['mean_of'])}", found["mean"]))
+                accuracies.append(("mean of the three", found["mean"]))
             lines += [
                 f"accuracy on {content['real']['source']}, trained on {name} images: {accuracy:.2%} ({network})"
                 for network, accuracy in accuracies

@@ -46,8 +46,8 @@ def measure_utility(
 
     Returns:
         JSON-ready: under `networks`, for each name, the accuracy on `test` in [0, 1], overall and by class, and the
-        confusion counts (a row for each class of `test`, a column for each class of `train`); the mean of those
-        of `PROTOCOL` under `mean` (None without them), with their names under `mean_of`.
+        confusion counts (a row for each class of `test`, a column for each class of `train`); under `mean`
+        that of `PROTOCOL`, None unless all of it was trained.
 
     Raises:
         InputError: unlabelled sets, or a class of `test` that `train` does not have.
@@ -75,8 +75,8 @@ def measure_utility(
             },
             "confusion": confusion.tolist(),
         }
-    mean_of = [name for name in names if name in PROTOCOL]
-    mean = float(np.mean([networks[name]["accuracy"] for name in mean_of])) if mean_of else None
+    complete = all(name in networks for name in PROTOCOL)
+    mean = float(np.mean([networks[name]["accuracy"] for name in PROTOCOL])) if complete else None
     return {
         "trained_on": title,
         "images": len(train),
@@ -84,5 +84,4 @@ def measure_utility(
         "test_classes": list(test.classes),
         "networks": networks,
         "mean": mean,
-        "mean_of": mean_of,
     }
