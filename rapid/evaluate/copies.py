@@ -63,8 +63,8 @@ def compare_with(
 
     Returns:
         JSON-ready quantiles, and the closest pairs. `nearer_than_real` is the share of synthetic images that are nearer
-        than the nearest 1 % of the real ones: about 0.01 if synthetic images are like real ones. Pairs are told by their
-        numbers in the two sets; public sets count as one, in the order given.
+        than the nearest 1 % of the real ones: about 0.01 if synthetic images are like real ones. Pairs are told by
+        their numbers in the two sets; public sets count as one, in the order given.
     """
     with Progress(f"copies: {name}", len(synthetic) + len(real), "image") as progress:
         made = nearest_images(synthetic.images, reference, device, progress.advance)
