@@ -13,7 +13,7 @@ from index import KnowledgeBase, KnowledgeBaseError
 from rapid.config import Settings
 from rapid.errors import InputError
 from rapid.files import content_hash, write_json
-from rapid.models import Autoencoder, Denoiser, TrajectoryEncoder
+from rapid.models import Autoencoder, Denoiser, Judge, TrajectoryEncoder
 
 CONFIG = "config.json"
 PRIVACY = "privacy.json"
@@ -106,6 +106,10 @@ class Bundle:
     def encoder(self) -> TrajectoryEncoder:
         """The trajectory encoder."""
         return TrajectoryEncoder.load(self.path / "encoder")
+
+    def judge(self) -> Judge | None:
+        """The judge, if there is one: with a trained linear layer in a private bundle, without in a public one."""
+        return Judge.load(self.path / "judge") if "judge" in self.config.networks else None
 
     def knowledge_base(self) -> KnowledgeBase:
         """The knowledge base.

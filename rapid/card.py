@@ -13,6 +13,9 @@ _RETRIEVAL = {
 }
 
 
+_JUDGE = ", and the linear layer of the judge, which checks the class of what is sampled"
+
+
 def privacy_in_words(statement: dict[str, Any]) -> str:
     """The content of `privacy.json` as a few sentences."""
     epsilon, delta = statement["epsilon"], statement["delta"]
@@ -64,11 +67,13 @@ def private_card(config: BundleConfig, statement: dict[str, Any]) -> str:
 | noise_multiplier | {statement["noise_multiplier"]:.4g} |
 | sample_rate, steps | {statement["sample_rate"]:.4g}, {statement["steps"]} |
 | clip_norm | {statement["clip_norm"]} |
+| judge | {_judge(statement)} |
 | noise | {statement["noise_source"]} |
 | made | {statement["created"]}, rapid {config.rapid} |
 
-What was trained privately: {_RETRIEVAL[settings.private.objective]}. Everything else comes from public images
-({", ".join(public.sources)}): autoencoder, encoder, knowledge base, and the denoiser that makes queries.
+What was trained privately: {_RETRIEVAL[settings.private.objective]}{_JUDGE if "judge" in statement else ""}.
+Everything else comes from public images ({", ".join(public.sources)}): autoencoder, encoder, knowledge base, the
+features of the judge, and the denoiser that makes queries.
 Classes: {", ".join(config.classes) or "none (unconditional)"}.
 
 Use: `rapid generate --model THIS --count 100 --out images.npz`, or `rapid serve --model THIS`.
@@ -76,3 +81,10 @@ Use: `rapid generate --model THIS --count 100 --out images.npz`, or `rapid serve
 Not for: facts about single people, or conclusions that rest on rare cases; differential privacy hides exactly these.
 Synthetic images can show public neighbours' traits and are not a substitute for validation on real data.
 """
+
+
+def _judge(statement: dict[str, Any]) -> str:
+    judge = statement.get("judge")
+    if judge is None:
+        return "none"
+    return f"noise_multiplier {judge['noise_multiplier']:.4g}, {judge['steps']} steps on all images, counted in epsilon"

@@ -69,11 +69,14 @@ def plan(options: argparse.Namespace) -> None:
     from rapid.progress import Progress
 
     if options.base is not None:
-        base = Bundle.open(options.base, "--base", "public").settings
-        settings = private_settings(base, options.preset, options.overrides)
+        base = Bundle.open(options.base, "--base", "public")
+        settings = private_settings(base.settings, options.preset, options.overrides)
+        judged = "judge" in base.config.networks
     else:
         settings = load_settings(options.preset or "letters-mnist", options.overrides)
+        judged = settings.judge.enabled
     images = None if options.private is None else load_images(options.private, "--private")
+    judged = judged and (images is None or images.labels is not None)
     size: int = options.size if images is None else len(images)
     if size < 1:
         raise InputError(f"--size {size}: must be the number of private images, at least 1")
@@ -85,7 +88,7 @@ def plan(options: argparse.Namespace) -> None:
     epsilons = options.epsilon or [1.0, 10.0]
     rows = []
     with Progress("planning", len(pairs) * len(epsilons), "plan") as progress:
-        for proposal in propose(settings.private, size, delta, epsilons, pairs, parameters):
+        for proposal in propose(settings.private, size, delta, epsilons, pairs, parameters, judged=judged):
             rows.append(proposal.row())
             progress.advance()
     common = {

@@ -1,6 +1,6 @@
 """Typed, frozen settings. A preset is a YAML file in `rapid/presets/`; `--set section.name=value` overrides it.
 
-The sections `image` to `knowledge_base` describe the public stage and are fixed in a public bundle; `private` describes
+The sections `image` to `judge` describe the public stage and are fixed in a public bundle; `private` describes
 the mechanism of `train-private`; `generation` is how a bundle is sampled when nothing else is asked for.
 """
 
@@ -23,6 +23,7 @@ PUBLIC_SECTIONS = (
     "retrieval",
     "encoder",
     "knowledge_base",
+    "judge",
 )
 
 
@@ -147,6 +148,25 @@ class KnowledgeBaseSettings(Section):
     batch_size: int = Field(1000, ge=1, description="images encoded at a time")
 
 
+class JudgeSettings(Section):
+    """The judge: features from the classes of public images, on which a linear layer is trained privately."""
+
+    enabled: bool = Field(True, description="train one if the public images have labels")
+    channels: int = Field(32, ge=1)
+    features: int = Field(256, ge=2, description="principal components of the trunk's outputs")
+    augment: AugmentSettings = AugmentSettings(rotate=15.0, scale=0.2)
+    training: Training = Training(steps=2500, ema_decay=0.998)
+
+
+class PrivateJudgeSettings(Section):
+    """Private training of the judge's linear layer: all images in every step, gradient descent with momentum."""
+
+    share: float = Field(0.4, ge=0, lt=1, description="of epsilon that it would spend by itself; 0: no judge")
+    steps: int = Field(40, ge=1)
+    clip_norm: float = Field(1.0, gt=0)
+    learning_rate: float = Field(15.0, gt=0)
+
+
 class PrivateSettings(Section):
     """The private stage (Algorithm 2). Only public numbers: nothing here may be derived from private images."""
 
@@ -161,6 +181,8 @@ class PrivateSettings(Section):
     ema_decay: float = Field(0.99, ge=0, lt=1)
     label_dropout: float = Field(0.0, ge=0, le=1, description="share of examples trained with the null class")
     trainable: tuple[str, ...] = Field(("*",), description="patterns of the parameter names that are trained")
+    optimizer: Literal["adam", "momentum"] = Field("adam", description="momentum: gradient descent, momentum 0.9")
+    judge: PrivateJudgeSettings = PrivateJudgeSettings()
     multiplicity: int = Field(
         1, ge=1, description="draws of noise and timestep averaged for each image, before clipping"
     )
@@ -183,6 +205,7 @@ class GenerationSettings(Section):
     guidance: float = Field(
         1.0, ge=0, description="classifier-free guidance scale, 1 is off; train with label_dropout > 0"
     )
+    attempts: int = Field(8, ge=1, description="candidates for an image, on average and at most; 1: no judge")
     batch_size: int = Field(256, ge=1)
 
 
@@ -198,6 +221,7 @@ class Settings(Section):
     retrieval: RetrievalSettings = RetrievalSettings()
     encoder: EncoderSettings = EncoderSettings()
     knowledge_base: KnowledgeBaseSettings = KnowledgeBaseSettings()
+    judge: JudgeSettings = JudgeSettings()
     private: PrivateSettings = PrivateSettings()
     generation: GenerationSettings = GenerationSettings()
 

@@ -71,7 +71,7 @@ def samples_picture(generator: Generator, columns: int = COLUMNS, seed: int = 0)
 
 def neighbours_picture(generator: Generator, count: int = QUERIES, seed: int = 1) -> Pixels:
     """What happens on the way, one image a column: early step, retrieved public neighbour, final image; RGB."""
-    noise = generator.noise(seed, 0, count)
+    noise = generator.noise(seed, np.arange(count))
     labels = np.arange(count) % len(generator.classes) if generator.classes else None
     retrieved = generator.retrieve(noise)
     settings = generator.bundle.settings

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from rapid.bundle import Bundle
 from rapid.config import GenerationSettings
-from rapid.data import to_uint8
+from rapid.data import to_uint8, to_unit_range
 from rapid.diffusion import Schedule
 from rapid.diffusion.samplers import early_grid, late_grid, run
 from rapid.errors import InputError
 from rapid.models import Denoiser
 from rapid.runtime import choose_device
+from rapid.selection import Selection
 
 MAX_SEED = 2**63 - 1
 
@@ -58,7 +59,11 @@ class Generator:
     with the denoiser of the bundle. With 100 steps, k = 0.8 T and v = 0.2 T these are 20 + 20 network calls. The
     knowledge base is public and the query comes from noise, so all of it is post-processing.
 
-    Image n of a seed has its own noise stream: it does not depend on how many images are asked for at once.
+    If the bundle has a judge, images are candidates: each is taken for the class that the judge sees in it, until all
+    that were asked for are there (see `Selection`) or `attempts` times as many were drawn: post-processing, too.
+
+    Candidate n of a seed has its own noise stream, so an image does not depend on how many images of the same classes
+    are asked for at once.
 
     Attributes:
         name: name of the bundle's folder.
@@ -81,6 +86,8 @@ class Generator:
         self._denoiser = bundle.denoiser().to(device)
         self._public_denoiser = bundle.public_denoiser().to(device)
         self._encoder = bundle.encoder().to(device)
+        judge = bundle.judge() if bundle.config.kind == "private" and self.settings.attempts > 1 else None
+        self._judge = None if judge is None else judge.to(device)
         self._knowledge_base = bundle.knowledge_base()
         self._schedule = Schedule.build(bundle.settings.schedule).to(device)
         self._stride = max(1, self._schedule.timesteps // self.settings.steps)
@@ -149,21 +156,23 @@ class Generator:
         chosen = None
         if self.classes:
             chosen = np.asarray(labels if labels is not None else np.arange(count) % len(self.classes), np.int64)
+        if self._judge is not None and chosen is not None:
+            return Samples(self._select(chosen, seed, progress or (lambda done, total: None)), chosen, seed)
         parts = []
         for start in range(0, count, self.settings.batch_size):
             stop = min(count, start + self.settings.batch_size)
-            noise = self.noise(seed, start, stop)
+            noise = self.noise(seed, np.arange(start, stop))
             parts.append(self._sample(noise, None if chosen is None else chosen[start:stop]))
             if progress is not None:
                 progress(stop, count)
         return Samples(np.concatenate(parts), chosen, seed)
 
-    def noise(self, seed: int, start: int, stop: int) -> Tensor:
-        """x_T of images start..stop-1 of a seed, float32 (n, c, h, w), each from its own stream."""
+    def noise(self, seed: int, numbers: NDArray[np.int64]) -> Tensor:
+        """x_T of some images of a seed, float32 (n, c, h, w), each from its own stream."""
         shape = self.bundle.settings.latent_shape
         rows = [
-            np.random.Generator(np.random.Philox(key=[seed, number])).standard_normal(shape, np.float32)
-            for number in range(start, stop)
+            np.random.Generator(np.random.Philox(key=[seed, int(number)])).standard_normal(shape, np.float32)
+            for number in numbers
         ]
         return torch.from_numpy(np.stack(rows)).to(self._device)
 
@@ -201,6 +210,21 @@ class Generator:
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
         """Images, uint8 (n, H, W) or (n, H, W, 3), of normalised latents."""
         return to_uint8(self._autoencoder.decode(latents))
+
+    def _select(self, labels: NDArray[np.int64], seed: int, progress: Callable[[int, int], None]) -> NDArray[np.uint8]:
+        """Images of the wanted classes by the judge; candidates are drawn for the wanted classes in turn."""
+        assert self._judge is not None
+        selection, wanted = Selection(labels), np.unique(labels)
+        drawn, most = 0, self.settings.attempts * len(labels)
+        while selection.missing and drawn < most:
+            numbers = np.arange(drawn, min(most, drawn + min(self.settings.batch_size, 2 * selection.missing)))
+            images = self._sample(self.noise(seed, numbers), wanted[numbers % len(wanted)])
+            probabilities = self._judge.probabilities(to_unit_range(images, self._device))
+            selection.offer(images, probabilities.cpu().numpy())
+            drawn += len(numbers)
+            progress(len(labels) - selection.missing, len(labels))
+        progress(len(labels), len(labels))
+        return selection.fill()
 
     def _sample(self, noise: Tensor, labels: NDArray[np.int64] | None) -> NDArray[np.uint8]:
         if self.settings.retrieval:

@@ -21,9 +21,15 @@ TINY = [
     "encoder.features=8",
     "encoder.training.steps=2",
     "encoder.training.batch_size=8",
+    "judge.channels=4",
+    "judge.features=16",
+    "judge.training.steps=2",
+    "judge.training.batch_size=8",
+    "private.judge.steps=3",
     "private.expected_batch=20",
     "private.steps=3",
     "private.physical_batch=8",
+    "generation.attempts=2",
 ]
 """Overrides of the preset `demo`: the smallest networks and a few steps."""
 

@@ -102,6 +102,17 @@ class Denoiser(nn.Module):
         model.load_state_dict(state)
         return model.train(self.training)
 
+    @torch.no_grad()
+    def blend_classes(self, other: Self, weights: Tensor) -> None:
+        """Make each class a weighted mean of the classes of `other`.
+
+        Args:
+            other: a denoiser of the same shape.
+            weights: float (num_classes, other.num_classes); rows sum to 1.
+        """
+        table = weights.to(other.class_table.weight) @ other.class_table.weight[:-1]
+        self.class_table.weight[:-1] = table.to(self.class_table.weight)
+
     def forward(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         """Predicted noise.
 

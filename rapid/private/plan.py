@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -32,6 +33,7 @@ class Plan(BaseModel):
         delta: of (epsilon, delta).
         multiplicity: K draws of an example are averaged before clipping; no cost in privacy.
         group_size: images of one person, for which epsilon is told too.
+        others: what else is made known of the same images; epsilon is that of all together.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,6 +46,7 @@ class Plan(BaseModel):
     delta: float = Field(gt=0, lt=1)
     multiplicity: int = Field(1, ge=1)
     group_size: int = Field(1, ge=1)
+    others: tuple[Release, ...] = ()
 
     @model_validator(mode="after")
     def _batch_fits(self) -> Self:
@@ -65,8 +68,9 @@ class Plan(BaseModel):
         clip_norm: float,
         multiplicity: int = 1,
         group_size: int = 1,
+        others: Sequence[Release] = (),
     ) -> Self:
-        """The plan with the least noise that spends at most `epsilon` at `delta`, for one image.
+        """The plan with the least noise that, with `others`, spends at most `epsilon` at `delta`, for one image.
 
         Raises:
             InputError: an argument out of range; the message names the command-line argument.
@@ -82,7 +86,7 @@ class Plan(BaseModel):
             )
         if group_size > dataset_size:
             raise InputError(f"--set private.group_size={group_size}: is larger than the private set ({dataset_size})")
-        noise = solve_noise_multiplier(epsilon, delta, expected_batch / dataset_size, steps)
+        noise = solve_noise_multiplier(epsilon, delta, expected_batch / dataset_size, steps, others)
         return cls(
             dataset_size=dataset_size,
             expected_batch=expected_batch,
@@ -92,6 +96,7 @@ class Plan(BaseModel):
             delta=delta,
             multiplicity=multiplicity,
             group_size=group_size,
+            others=tuple(others),
         )
 
     @property
@@ -100,8 +105,8 @@ class Plan(BaseModel):
         return self.expected_batch / self.dataset_size
 
     def releases(self, steps: int | None = None) -> list[Release]:
-        """What is made known of the private images by `steps` steps (default: all)."""
-        return [Release(self.noise_multiplier, self.sample_rate, self.steps if steps is None else steps)]
+        """What is made known of the private images by `steps` steps (default: all), and by the others."""
+        return [Release(self.noise_multiplier, self.sample_rate, self.steps if steps is None else steps), *self.others]
 
     def epsilon(self, steps: int | None = None) -> float:
         """Epsilon spent after `steps` steps (default: all), by PRV."""

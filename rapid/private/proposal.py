@@ -11,6 +11,7 @@ import torch
 
 from rapid.config import PrivateSettings, Settings
 from rapid.models import Denoiser
+from rapid.private.budget import allot
 from rapid.private.plan import Plan
 from rapid.private.training import select_trainable
 
@@ -87,25 +88,19 @@ def propose(
     epsilons: Sequence[float],
     pairs: Sequence[tuple[int, int]],
     parameters: int,
+    *,
+    judged: bool,
 ) -> Iterator[Proposal]:
-    """The plan with the least noise for each epsilon and each (expected_batch, steps), one by one: each takes a second.
+    """The denoiser's plan with the least noise for each epsilon and (expected_batch, steps); each takes a second.
 
     Raises:
         InputError: an argument out of range.
     """
     for epsilon in epsilons:
         for batch, steps in pairs:
-            plan = Plan.solve(
-                epsilon=epsilon,
-                delta=delta,
-                dataset_size=size,
-                expected_batch=batch,
-                steps=steps,
-                clip_norm=settings.clip_norm,
-                multiplicity=settings.multiplicity,
-                group_size=settings.group_size,
-            )
-            yield Proposal(epsilon, plan, parameters)
+            chosen = settings.model_copy(update={"expected_batch": batch, "steps": steps})
+            budget = allot(chosen, size, epsilon, delta, judged=judged)
+            yield Proposal(epsilon, budget.denoiser, parameters)
 
 
 def count_trained(settings: Settings, classes: int) -> int:

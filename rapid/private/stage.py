@@ -19,9 +19,11 @@ from rapid.data import ImageSet, fit_images, load_images
 from rapid.diffusion import Schedule
 from rapid.errors import InputError
 from rapid.files import content_hash, replacing, write_json
-from rapid.models import Denoiser
+from rapid.models import Denoiser, Judge
+from rapid.private.budget import Budget, allot
+from rapid.private.judge import train_judge
 from rapid.private.objectives import PrivateObjective, Retriever, uses_retrieval
-from rapid.private.plan import Plan, default_delta
+from rapid.private.plan import default_delta
 from rapid.private.randomness import Randomness
 from rapid.private.ranks import Ranks
 from rapid.private.statement import privacy_statement
@@ -67,23 +69,25 @@ def train_private_bundle(
     """
     ranks = ranks or Ranks()
 
-    def prepare() -> tuple[Bundle, ImageSet, Denoiser, Plan]:
+    def prepare() -> tuple[Bundle, ImageSet, Denoiser, Budget]:
         if settings.private.noise_source == "device" and device.type == "cpu":
             raise InputError("--set private.noise_source=device: is for --device cuda; use chacha20 on a CPU")
         public = Bundle.open(base, "--base", "public")
         images = fit_images(load_images(private, "--private"), settings.image, f"--private {private}")
         denoiser = public.public_denoiser().with_classes(len(images.classes)).to(device)
         select_trainable(denoiser, settings.private.trainable)
-        return public, images, denoiser, _plan(len(images), settings.private, epsilon, delta)
+        judged = "judge" in public.config.networks and images.labels is not None
+        return public, images, denoiser, _budget(len(images), settings.private, epsilon, delta, judged=judged)
 
     ranks.agree("--device", device.type.encode())
-    public, images, denoiser, plan = ranks.together(prepare)
+    public, images, denoiser, budget = ranks.together(prepare)
     # the first rank's, because another kind of CPU may solve for another last digit
-    plan = ranks.share(plan)
+    budget = ranks.share(budget)
     # public numbers only: nothing that depends on the pixels or on how many images a class has
     record = {
         "settings": settings.model_dump(mode="json"),
-        "plan": plan.model_dump(mode="json"),
+        "plan": budget.denoiser.model_dump(mode="json"),
+        "judge": budget.judge.model_dump(mode="json") if budget.judge else None,
         "base": public.config.networks,
         "classes": list(images.classes),
     }
@@ -91,17 +95,28 @@ def train_private_bundle(
     ranks.agree("--private", images.fingerprint().encode())
     ranks.together(lambda: Workspace.enter(out, "train-private", record, resume=resume) if ranks.first else None)
     workspace = Workspace(out)
+    if budget.judge is not None and not ranks.share(is_finished(out) or (out / "judge").is_dir()):
+        judge = public.judge()
+        assert judge is not None
+        checkpoint = workspace.checkpoint("judge")
+        judge = train_judge(judge, _part(images, ranks), budget.judge, settings.private, device, checkpoint, ranks)
+        if ranks.first:
+            with replacing(out / "judge") as target:
+                judge.save(target)
     if not ranks.share(is_finished(out) or (out / "denoiser").is_dir()):
         retriever = _retriever(public, settings, device) if uses_retrieval(settings) else None
+        if ranks.first and budget.judge is not None:
+            resemblance = Judge.load(out / "judge").resemblance()
+            denoiser.blend_classes(public.public_denoiser(), resemblance)
         objective = _objective(public, _part(images, ranks), denoiser, retriever, settings, device)
-        train_private(denoiser, objective, plan, settings.private, workspace.checkpoint("private"), ranks)
+        train_private(denoiser, objective, budget.denoiser, settings.private, workspace.checkpoint("private"), ranks)
         if ranks.first:
             with replacing(out / "denoiser") as target:
                 denoiser.save(target)
     if not ranks.first:
         return None
     if not is_finished(out):
-        _finish(public, images.classes, out, plan, settings)
+        _finish(public, images.classes, out, budget, settings)
         workspace.leave()
     return Bundle.open(out, "--out", "private")
 
@@ -113,26 +128,17 @@ def _part(images: ImageSet, ranks: Ranks) -> ImageSet:
     return replace(images, images=images.images[own], labels=labels)
 
 
-def _plan(size: int, settings: PrivateSettings, epsilon: float, delta: float | None) -> Plan:
+def _budget(size: int, settings: PrivateSettings, epsilon: float, delta: float | None, *, judged: bool) -> Budget:
     chosen = default_delta(size) if delta is None else delta
-    plan = Plan.solve(
-        epsilon=epsilon,
-        delta=chosen,
-        dataset_size=size,
-        expected_batch=settings.expected_batch,
-        steps=settings.steps,
-        clip_norm=settings.clip_norm,
-        multiplicity=settings.multiplicity,
-        group_size=settings.group_size,
-    )
+    budget = allot(settings, size, epsilon, chosen, judged=judged)
     # now, because it may not be computable, and steps must not be spent for a statement that cannot be made
-    plan.epsilon_group()
+    budget.denoiser.epsilon_group()
     if chosen > 1 / size and process_rank() == 0:
         warnings.warn(
             f"--delta {chosen:g} is more than 1/N = {1 / size:.1e}: publishing a random image would satisfy it",
             stacklevel=2,
         )
-    return plan
+    return budget
 
 
 def _retriever(public: Bundle, settings: Settings, device: torch.device) -> Retriever:
@@ -160,7 +166,7 @@ def _objective(
     return PrivateObjective(settings, denoiser, retriever, latents, labels, Randomness())
 
 
-def _finish(public: Bundle, classes: tuple[str, ...], out: Path, plan: Plan, settings: Settings) -> None:
+def _finish(public: Bundle, classes: tuple[str, ...], out: Path, budget: Budget, settings: Settings) -> None:
     """Copy the public parts, write the statement and the card, and last `config.json`."""
     sources = {name: name for name in COPIED} | {"public_denoiser": "denoiser"}
     for name, source in sources.items():
@@ -168,7 +174,7 @@ def _finish(public: Bundle, classes: tuple[str, ...], out: Path, plan: Plan, set
             with replacing(out / name) as target:
                 # hard links save space where the file system allows them; bundles are never changed in place
                 shutil.copytree(public.path / source, target, copy_function=_link_or_copy)
-    statement = privacy_statement(plan, settings.private.noise_source)
+    statement = privacy_statement(budget, settings.private.noise_source)
     write_json(out / PRIVACY, statement)
     config = BundleConfig(
         kind="private",
@@ -180,7 +186,8 @@ def _finish(public: Bundle, classes: tuple[str, ...], out: Path, plan: Plan, set
             "denoiser": content_hash(out / "denoiser"),
             "encoder": public.config.networks["encoder"],
             "public_denoiser": public.config.networks["denoiser"],
-        },
+        }
+        | ({"judge": content_hash(out / "judge")} if budget.judge else {}),
     )
     (out / "README.md").write_text(private_card(config, statement), encoding="utf-8")
     write_config(out, config)

@@ -9,19 +9,20 @@ from typing import Any
 
 import rapid
 from rapid.private.accountant import accountant_name, group_accountant_name
-from rapid.private.plan import Plan
+from rapid.private.budget import Budget
 from rapid.private.randomness import NOISE_SOURCES
 
 PACKAGES = ("torch", "opacus", "diffusers", "faiss-cpu", "faiss-gpu-cu12", "numpy", "cryptography", "dp-accounting")
 
 
-def privacy_statement(plan: Plan, noise_source: str) -> dict[str, Any]:
+def privacy_statement(budget: Budget, noise_source: str) -> dict[str, Any]:
     """Content of `privacy.json` of a finished training.
 
     Args:
-        plan: what was spent.
+        budget: what was spent.
         noise_source: key of `NOISE_SOURCES`.
     """
+    plan = budget.denoiser
     statement = {
         "epsilon": _round_up(plan.epsilon()),
         "delta": plan.delta,
@@ -41,6 +42,14 @@ def privacy_statement(plan: Plan, noise_source: str) -> dict[str, Any]:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "packages": {"rapid": rapid.__version__, **_versions()},
     }
+    if budget.judge is not None:
+        statement["judge"] = {
+            "mechanism": "DP gradient descent on all images, per-example clipped, Gaussian noise, momentum",
+            "noise_multiplier": budget.judge.noise_multiplier,
+            "sample_rate": budget.judge.sample_rate,
+            "steps": budget.judge.steps,
+            "clip_norm": budget.judge.clip_norm,
+        }
     if plan.group_size > 1:
         statement["group"] = {
             "unit": f"{plan.group_size} images of one person",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rapid.private.ranks import Ranks
 from rapid.progress import Progress
 from rapid.runtime import uninterrupted
 
+MOMENTUM = 0.9
 EPSILON_UPDATES = 20
 """How often the epsilon beside the progress bar is computed anew."""
 
@@ -45,6 +47,7 @@ def train_private(
     settings: PrivateSettings,
     checkpoint: Path,
     ranks: Ranks | None = None,
+    title: str = "private training",
 ) -> None:
     """Train the parameters of `network` that require gradients, in place, and leave the averaged weights in it.
 
@@ -55,17 +58,18 @@ def train_private(
         network: the denoiser; all ranks begin with the weights of the first.
         losses: per-example losses by position in this rank's part.
         plan: what is spent.
-        settings: learning rate, EMA, physical batch, precision, noise source.
+        settings: optimizer, learning rate, EMA, physical batch, precision, noise source.
         checkpoint: file for the training state, of the first rank; training goes on from it if it is there. The caller
             removes it.
         ranks: the processes that share the work.
+        title: shown with the progress.
 
     Raises:
         InputError: the checkpoint belongs to another plan.
         LostRank: another rank is gone; the state is saved.
     """
     ranks = ranks or Ranks()
-    optimizer = torch.optim.Adam([p for p in network.parameters() if p.requires_grad], lr=settings.learning_rate)
+    optimizer = _optimizer(network, settings)
     ema = Ema(network, settings.ema_decay)
     mechanism = PrivateMechanism(
         plan,
@@ -98,8 +102,10 @@ def train_private(
     # no layer of ours has another behaviour in training; eval() makes sure of it
     network.eval()
     try:
-        with Progress("private training", plan.steps, done=mechanism.steps_taken, shown=ranks.first) as progress:
+        with Progress(title, plan.steps, done=mechanism.steps_taken, shown=ranks.first) as progress:
             while mechanism.steps_taken < plan.steps:
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate(settings.learning_rate, mechanism.steps_taken, plan.steps)
                 for parameter, gradient in zip(mechanism.parameters, mechanism.gradient(), strict=True):
                     parameter.grad = gradient
                 optimizer.step()
@@ -118,3 +124,19 @@ def train_private(
     if ranks.first:
         saver.save()
     ema.copy_to(network)
+
+
+def learning_rate(highest: float, step: int, steps: int) -> float:
+    """Of step 0..steps-1: a linear rise over a tenth of the steps, at most 10, then half a cosine to a tenth.
+
+    Small steps at the end average the noise.
+    """
+    rise = min(1.0, (step + 1) / max(1, min(10, steps // 10)))
+    return highest * rise * (0.55 + 0.45 * math.cos(math.pi * step / steps))
+
+
+def _optimizer(network: nn.Module, settings: PrivateSettings) -> torch.optim.Optimizer:
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    if settings.optimizer == "momentum":
+        return torch.optim.SGD(parameters, lr=settings.learning_rate, momentum=MOMENTUM)
+    return torch.optim.Adam(parameters, lr=settings.learning_rate)

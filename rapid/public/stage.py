@@ -16,12 +16,13 @@ from rapid.config import Settings
 from rapid.data import ImageSet, fit_images, join, load_images, split_indices
 from rapid.errors import InputError
 from rapid.files import content_hash, replacing
-from rapid.models import Autoencoder, Denoiser, TrajectoryEncoder
+from rapid.models import Autoencoder, Denoiser, Judge, TrajectoryEncoder
+from rapid.public.judge import train_judge
 from rapid.public.knowledge_base import build_knowledge_base
 from rapid.public.networks import encode_all, train_autoencoder, train_denoiser, train_encoder
 from rapid.workspace import Workspace
 
-Network = TypeVar("Network", Autoencoder, Denoiser, TrajectoryEncoder)
+Network = TypeVar("Network", Autoencoder, Denoiser, Judge, TrajectoryEncoder)
 
 
 def build_public_bundle(
@@ -76,7 +77,7 @@ def _train_and_build(
     settings: Settings,
     device: torch.device,
 ) -> dict[str, str]:
-    """Run the four steps; returns the content hashes of the networks."""
+    """Run the steps; returns the content hashes of the networks."""
     pre, reference = split
     num_classes = len(images.classes)
     # without labels every image has the null class
@@ -109,6 +110,12 @@ def _train_and_build(
         lambda path: train_encoder(settings, images.images[reference], autoencoder, denoiser, device, path),
     )
     hashes = {name: content_hash(workspace.out / name) for name in ("autoencoder", "denoiser", "encoder")}
+    if settings.judge.enabled and images.labels is not None:
+        step(
+            "judge",
+            Judge,
+            lambda path: train_judge(settings, images.images[pre], all_labels[pre], num_classes, device, path),
+        )
     if not (workspace.out / "knowledge_base").is_dir():
         build_knowledge_base(
             workspace.out / "knowledge_base",
@@ -119,4 +126,5 @@ def _train_and_build(
             hashes,
             device,
         )
-    return hashes
+    judge = workspace.out / "judge"
+    return hashes | ({"judge": content_hash(judge)} if judge.is_dir() else {})

@@ -1,0 +1,68 @@
+"""Private training of the judge's linear layer, by the same mechanism as the denoiser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rapid.config import PrivateSettings
+from rapid.data import ImageSet
+from rapid.models import Judge
+from rapid.private.plan import Plan
+from rapid.private.ranks import Ranks
+from rapid.private.training import train_private
+from rapid.public.judge import judge_features
+
+PHYSICAL_BATCH = 4096
+EMA_DECAY = 0.9
+
+
+def train_judge(
+    public: Judge,
+    images: ImageSet,
+    plan: Plan,
+    settings: PrivateSettings,
+    device: torch.device,
+    checkpoint: Path,
+    ranks: Ranks,
+) -> Judge:
+    """Logistic regression on public features by DP gradient descent.
+
+    Formal guarantee: that of `train_private`, on which it rests; features are a function of each image alone.
+
+    Args:
+        public: the judge of the public bundle; its trunk stays as it is.
+        images: labelled private images of this rank.
+        plan: what is spent.
+        settings: `judge` and the noise source.
+        device: where to train.
+        checkpoint: file for the training state, of the first rank.
+        ranks: the processes that share the work.
+
+    Returns:
+        A judge of the private classes.
+    """
+    assert images.labels is not None
+    judge = public.with_classes(len(images.classes)).to(device).requires_grad_(False)
+    judge.head.requires_grad_(True)
+    features = judge_features(judge, images.images, device)
+    labels = torch.from_numpy(images.labels).to(device)
+
+    def losses(indices: Tensor) -> Tensor:
+        indices = indices.to(device)
+        return F.cross_entropy(judge.head(features[indices]), labels[indices], reduction="none")
+
+    own = settings.model_copy(
+        update={
+            "optimizer": "momentum",
+            "learning_rate": settings.judge.learning_rate,
+            "ema_decay": EMA_DECAY,
+            "physical_batch": PHYSICAL_BATCH,
+            "precision": "float32",
+        }
+    )
+    train_private(judge.head, losses, plan, own, checkpoint, ranks, title="judge")
+    return judge.eval()

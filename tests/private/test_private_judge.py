@@ -1,0 +1,132 @@
+"""The judge's private training, its share of the budget, and what the generator makes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+
+from rapid.bundle import Bundle
+from rapid.config import GenerationSettings, PrivateSettings, Settings, apply_overrides
+from rapid.data import fit_images, load_images, sample_path, to_unit_range
+from rapid.generate import Generator
+from rapid.models import Judge
+from rapid.private import Ranks, train_private_bundle
+from rapid.private.accountant import prv_epsilon
+from rapid.private.budget import allot
+from rapid.private.judge import train_judge
+from rapid.private.training import learning_rate
+from rapid.public import build_public_bundle
+from rapid.public.judge import judge_features
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("epsilon", [0.2, 1.0, 10.0])
+def test_judge_and_denoiser_together_spend_the_budget(epsilon: float) -> None:
+    settings = PrivateSettings(expected_batch=1000, steps=100)
+    budget = allot(settings, 60_000, epsilon, 1e-6, judged=True)
+    assert budget.judge is not None
+    releases = [*budget.judge.releases(), *budget.denoiser.releases()]
+    # those of the judge are among the denoiser's already
+    assert len(releases) == 3
+    spent = prv_epsilon(releases[1:], 1e-6)
+    assert 0.97 * epsilon <= spent == budget.denoiser.epsilon() <= epsilon
+    assert budget.judge.epsilon() <= settings.judge.share * epsilon
+    assert budget.judge.sample_rate == 1
+    alone = allot(settings, 60_000, epsilon, 1e-6, judged=False)
+    assert alone.judge is None
+    assert alone.denoiser.noise_multiplier < budget.denoiser.noise_multiplier < 1.2 * alone.denoiser.noise_multiplier
+
+
+def test_a_share_of_nothing_is_no_judge() -> None:
+    settings = apply_overrides({}, ["private.judge.share=0"]).private
+    assert allot(settings, 10_000, 1.0, 1e-6, judged=True) == allot(settings, 10_000, 1.0, 1e-6, judged=False)
+
+
+def test_it_learns_what_logistic_regression_learns(public_bundle: Path, tmp_path: Path) -> None:
+    """With next to no noise, gradient descent comes near scikit-learn's solution on the same features."""
+    images = fit_images(load_images(sample_path("digits"), "digits"), Bundle.open(public_bundle, "").settings.image, "")
+    public = Judge.load(public_bundle / "judge")
+    settings = apply_overrides({}, ["private.judge.steps=150", "private.judge.learning_rate=30"]).private
+    plan = allot(settings, len(images), 1e5, 1e-6, judged=True).judge
+    assert plan is not None
+    judge = train_judge(public, images, plan, settings, CPU, tmp_path / "state.pt", Ranks())
+    features = judge_features(public, images.images, CPU).numpy()
+    assert images.labels is not None
+    other = LogisticRegression(C=100, max_iter=1000).fit(features, images.labels)
+    found = judge_features(judge, images.images, CPU) @ judge.head.weight.T
+    accuracy = (found.argmax(1).numpy() == images.labels).mean()
+    assert accuracy > 0.3
+    assert accuracy > other.score(features, images.labels) - 0.05
+
+
+def test_the_statement_names_the_judge(private: Bundle) -> None:
+    assert private.privacy is not None
+    judge = private.privacy["judge"]
+    assert judge["sample_rate"] == 1
+    assert judge["noise_multiplier"] > 0
+    assert private.privacy["epsilon"] <= 10
+    assert "| judge | noise_multiplier" in (private.path / "README.md").read_text()
+    loaded = private.judge()
+    assert loaded is not None
+    assert loaded.num_classes == 10
+    # all but the linear layer is public
+    public = json.loads((private.path / "judge" / "config.json").read_text())
+    assert public["num_classes"] == 10
+
+
+def test_without_labels_there_is_no_judge(tmp_path: Path, digits: Path, letters: Path, tiny_settings: Settings) -> None:
+    content = np.load(letters)
+    np.savez(tmp_path / "letters.npz", images=content["images"])
+    settings = tiny_settings.model_copy(deep=True)
+    public = build_public_bundle([tmp_path / "letters.npz"], tmp_path / "public", settings, CPU, resume=False)
+    assert public.judge() is None
+    private = train_private_bundle(
+        public.path, digits, tmp_path / "private", settings, epsilon=10.0, delta=None, device=CPU, resume=False
+    )
+    assert private is not None
+    assert private.judge() is None
+    assert private.privacy is not None
+    assert "judge" not in private.privacy
+    assert Generator(private, CPU).generate(3, [1, 2, 3], seed=1).images.shape == (3, 32, 32)
+
+
+def test_images_are_what_the_judge_says(private: Bundle) -> None:
+    def make(attempts: int, batch_size: int = 256) -> Generator:
+        changes = {"attempts": attempts, "batch_size": batch_size}
+        settings = GenerationSettings.model_validate(private.settings.generation.model_dump() | changes)
+        return Generator(private, CPU, settings)
+
+    def right(images: NDArray[np.uint8], labels: NDArray[np.int64] | None) -> NDArray[np.bool_]:
+        judge = private.judge()
+        assert judge is not None
+        assert labels is not None
+        found: NDArray[np.bool_] = judge.probabilities(to_unit_range(images)).argmax(1).numpy() == labels
+        return found
+
+    judge = private.judge()
+    assert judge is not None
+    # classes that the tiny judge sees at all
+    candidates = make(1).generate(60, seed=3)
+    seen = judge.probabilities(to_unit_range(candidates.images)).argmax(1).bincount(minlength=10)
+    labels = [int(label) for label in seen.argsort(descending=True)[:2]] * 10
+    plain, selected = (make(attempts).generate(20, labels, seed=3) for attempts in (1, 8))
+    assert right(selected.images, selected.labels).mean() >= right(plain.images, plain.labels).mean()
+    assert right(selected.images, selected.labels).mean() > 0.5
+    again = make(8, batch_size=7).generate(20, labels, seed=3)
+    assert abs(again.images.astype(int) - selected.images).max() <= 1
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    rates = [learning_rate(2.0, step, 100) for step in range(100)]
+    assert rates[0] == pytest.approx(0.2)
+    assert max(rates) == pytest.approx(2.0, rel=0.03)
+    assert np.argmax(rates) == 9
+    assert 0.2 <= rates[-1] < 0.21
+    assert learning_rate(1.0, 0, 1) == pytest.approx(1.0)
