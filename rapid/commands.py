@@ -97,12 +97,16 @@ def plan(options: argparse.Namespace) -> None:
         "clip_norm": settings.private.clip_norm,
         "multiplicity": settings.private.multiplicity,
         "group_size": settings.private.group_size,
+        "judge_share": settings.private.judge.share if judged else 0,
         "parameters": parameters,
     }
     if options.json:
         print(json.dumps(common | {"plans": rows}, indent=2))
         return
-    print(f"{size:,} private images, delta {delta:.2g}, {parameters:,} trained parameters ({settings.preset})\n")
+    print(f"{size:,} private images, delta {delta:.2g}, {parameters:,} trained parameters ({settings.preset})")
+    if common["judge_share"]:
+        print(f"epsilon is that of all together; the judge by itself would spend {common['judge_share']:g} of it")
+    print()
     print(table(rows, settings.private.group_size))
     print(f"\n{EXPLANATION}")
     print("next: rapid train-private ... --epsilon E --set private.expected_batch=B --set private.steps=S")

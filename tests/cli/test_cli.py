@@ -167,8 +167,15 @@ def test_generate_and_info(paths: Paths, capfd: pytest.CaptureFixture[str]) -> N
 def test_plan_prints_what_trainings_would_cost(paths: Paths, capfd: pytest.CaptureFixture[str]) -> None:
     command = "plan --size 60000 --epsilon 1 --epsilon 4 --batch 1000 --batch 2000 --steps 100 --delta 1e-6 --json"
     assert main([*command.split(), "--set", "private.multiplicity=3", "--set", "private.group_size=2"]) == 0
+    judged = json.loads(capfd.readouterr().out)
+    without = ["private.multiplicity=3", "private.group_size=2", "private.judge.share=0"]
+    assert main([*command.split(), *(part for override in without for part in ("--set", override))]) == 0
     found = json.loads(capfd.readouterr().out)
     assert found["dataset_size"] == 60000
+    assert (judged["judge_share"], found["judge_share"]) == (0.4, 0)
+    for shared, alone in zip(judged["plans"], found["plans"], strict=True):
+        assert 0.97 * shared["epsilon_wanted"] <= shared["epsilon_prv"] <= shared["epsilon_wanted"]
+        assert shared["noise_multiplier"] > alone["noise_multiplier"]
     assert [(row["epsilon_wanted"], row["expected_batch"]) for row in found["plans"]] == [
         (1, 1000), (1, 2000), (4, 1000), (4, 2000),
     ]  # fmt: skip
