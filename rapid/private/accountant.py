@@ -66,8 +66,9 @@ def prv_epsilon(releases: Sequence[Release], delta: float) -> float:
     accountant = PRVAccountant()
     accountant.history = [tuple(release) for release in releases]
     rough = rdp_epsilon(releases, delta, orders=INTEGER_ORDERS)
-    # the numerical error is part of the bound: it is kept small against epsilon itself
-    error = min(0.01, max(1e-3, rough / 50))
+    # the numerical error is part of the bound: it is kept small against epsilon itself, and not smaller than it need
+    # be for large ones, where time and memory would grow without end
+    error = max(1e-3, min(0.01, rough / 50), rough / 1000)
     with warnings.catch_warnings():
         # it takes a first guess from RDP, which warns when the best order is the first or last
         warnings.simplefilter("ignore", UserWarning)
