@@ -132,11 +132,13 @@ def test_what_is_written_and_said_depends_on_the_images_only_through_the_weights
     different = {name for name in names if content_hash(first / name) != content_hash(second / name)}
     # config.json holds the hash of the weights, privacy.json and the card the time
     assert different <= {
-        "denoiser/diffusion_pytorch_model.safetensors", "config.json", "privacy.json", "README.md",
+        "denoiser/diffusion_pytorch_model.safetensors", "judge/diffusion_pytorch_model.safetensors",
+        "config.json", "privacy.json", "README.md",
     }  # fmt: skip
     configs = [json.loads((out / "config.json").read_text()) for out in written]
     for config in configs:
         config["networks"].pop("denoiser")
+        config["networks"].pop("judge")
     assert configs[0] == configs[1]
     assert said[0][-1].split(":")[0] == said[1][-1].split(":")[0]
 
