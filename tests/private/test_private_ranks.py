@@ -21,7 +21,8 @@ from scipy import stats
 
 from rapid.bundle import Bundle
 from rapid.config import Settings
-from rapid.private import Plan, Ranks, default_delta
+from rapid.private import Ranks, default_delta
+from rapid.private.budget import allot
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
 Result = dict[str, Any]
@@ -116,10 +117,8 @@ def test_train_private_on_two_ranks(tmp_path: Path, public_bundle: Path, digits:
     assert process.returncode == 0, errors
     assert output.count("private bundle:") == 1
     private = tiny_settings.private
-    plan = Plan.solve(
-        epsilon=8, delta=default_delta(100), dataset_size=100, expected_batch=private.expected_batch,
-        steps=private.steps, clip_norm=private.clip_norm, multiplicity=2,
-    )  # fmt: skip
+    settings = private.model_copy(update={"multiplicity": 2})
+    plan = allot(settings, 100, 8.0, default_delta(100), judged=True).denoiser
     statement = json.loads((out / "privacy.json").read_text())
     assert statement["noise_multiplier"] == plan.noise_multiplier
     assert statement["sample_rate"] == plan.sample_rate == 0.2
