@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Self
 
 import torch
 from diffusers import AutoencoderKL
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from rapid.config import Settings
 from rapid.models.groups import group_count
-from rapid.models.storage import load_weights, read_config, save_network
+from rapid.models.storage import StoredNetwork
 
 
-class Autoencoder(nn.Module):
+class Autoencoder(StoredNetwork):
     """Images in [-1, 1] to latents of zero mean and unit variance per channel (over public images), and back.
 
     `kind` "kl" is diffusers' AutoencoderKL; "none" diffuses pixels, normalised in the same way.
@@ -25,8 +24,7 @@ class Autoencoder(nn.Module):
     std: Tensor
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.vae: AutoencoderKL | None = None
         self.patch: int = config["patch"]
         if config["kind"] == "kl":
@@ -56,21 +54,6 @@ class Autoencoder(nn.Module):
                 "mid_block_add_attention": bool(s.attention),
             }
         return cls(config)
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        """A saved autoencoder, in evaluation mode.
-
-        Raises:
-            InputError: missing or damaged files.
-        """
-        model = cls(read_config(folder))
-        load_weights(model, folder)
-        return model.eval()
-
-    def save(self, folder: Path) -> None:
-        """Write `config.json` and the weights."""
-        save_network(self, self.config, folder)
 
     def posterior(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance, each (N, c, h, w), of the unnormalised latents of images (N, C, H, W).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -11,10 +10,10 @@ from torch import Tensor, nn
 
 from rapid.config import Settings
 from rapid.models.groups import group_count
-from rapid.models.storage import load_weights, read_config, save_network
+from rapid.models.storage import StoredNetwork
 
 
-class Denoiser(nn.Module):
+class Denoiser(StoredNetwork):
     """Predicts the noise in x_t.
 
     Labels are 0..num_classes-1, and `num_classes` is the null class, for unconditional queries and guidance.
@@ -22,8 +21,7 @@ class Denoiser(nn.Module):
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.num_classes: int = config["num_classes"]
         cross = config["conditioning"] == "cross-attention"
         self.unet: nn.Module = (UNet2DConditionModel if cross else UNet2DModel)(**config["network"])
@@ -71,21 +69,6 @@ class Denoiser(nn.Module):
                 "network": network,
             }
         )
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        """A saved denoiser, in evaluation mode.
-
-        Raises:
-            InputError: missing or damaged files.
-        """
-        model = cls(read_config(folder))
-        load_weights(model, folder)
-        return model.eval()
-
-    def save(self, folder: Path) -> None:
-        """Write `config.json` and the weights."""
-        save_network(self, self.config, folder)
 
     def with_classes(self, num_classes: int) -> Self:
         """A copy for `num_classes` new classes; the null class and all other weights stay.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -11,7 +10,7 @@ from torch.nn import functional as F
 
 from rapid.config import Settings
 from rapid.models.groups import group_count
-from rapid.models.storage import load_weights, read_config, save_network
+from rapid.models.storage import StoredNetwork
 
 
 class _Block(nn.Module):
@@ -32,12 +31,11 @@ class _Block(nn.Module):
         return result
 
 
-class TrajectoryEncoder(nn.Module):
+class TrajectoryEncoder(StoredNetwork):
     """h(x): latents (N, c, h, w) to unit vectors (N, features); cosine similarity and l2 order neighbours alike."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         channels, size = config["channels"], config["latent_size"]
         groups = group_count(channels)
         self.first = nn.Conv2d(config["latent_channels"], channels, 3, 1, 1)
@@ -61,21 +59,6 @@ class TrajectoryEncoder(nn.Module):
                 "latent_size": settings.latent_size,
             }
         )
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        """A saved encoder, in evaluation mode.
-
-        Raises:
-            InputError: missing or damaged files.
-        """
-        model = cls(read_config(folder))
-        load_weights(model, folder)
-        return model.eval()
-
-    def save(self, folder: Path) -> None:
-        """Write `config.json` and the weights."""
-        save_network(self, self.config, folder)
 
     def forward(self, x: Tensor) -> Tensor:
         """Unit vectors, float (N, features), of one-step-denoised latents, float (N, c, h, w)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -11,7 +10,7 @@ from torch.nn import functional as F
 
 from rapid.config import Settings
 from rapid.models.groups import group_count
-from rapid.models.storage import load_weights, read_config, save_network
+from rapid.models.storage import StoredNetwork
 
 SPREAD, FLOOR = -0.25, 0.01
 """Half-way whitening: the features are scaled by (variance + FLOOR of the largest) to the power SPREAD."""
@@ -19,7 +18,7 @@ CONSTANT = 0.3
 """The last feature is this constant, so that the linear layer needs no bias."""
 
 
-class Judge(nn.Module):
+class Judge(StoredNetwork):
     """Features of images, and the classes that the linear layer sees in them.
 
     The trunk is trained on the classes of public images; its last maps are projected onto their principal components.
@@ -35,8 +34,7 @@ class Judge(nn.Module):
     prototypes: Tensor
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.num_classes: int = config["num_classes"]
         width, size = config["channels"], (config["image_size"] + 1) // 2
         layers: list[nn.Module] = [nn.Conv2d(config["image_channels"], width, 5, 2, 2), nn.ReLU()]
@@ -70,21 +68,6 @@ class Judge(nn.Module):
                 "num_classes": 0,
             }
         )
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        """A saved judge, in evaluation mode.
-
-        Raises:
-            InputError: missing or damaged files.
-        """
-        model = cls(read_config(folder))
-        load_weights(model, folder)
-        return model.eval()
-
-    def save(self, folder: Path) -> None:
-        """Write `config.json` and the weights."""
-        save_network(self, self.config, folder)
 
     def with_classes(self, num_classes: int) -> Self:
         """A copy with an untrained linear layer for `num_classes` classes: all are equally likely."""

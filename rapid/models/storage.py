@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -16,35 +16,43 @@ CONFIG = "config.json"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
-def save_network(network: nn.Module, config: dict[str, Any], folder: Path) -> None:
-    """Write the weights and the `config` that rebuilds the network into an existing or new folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, folder / WEIGHTS)
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+class StoredNetwork(nn.Module):
+    """A network that its `config` rebuilds, in a folder with `config.json` and the weights.
 
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a saved network.
-
-    Raises:
-        InputError: missing or damaged.
+    Args:
+        config: JSON-ready; the only argument of the subclass.
     """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.config = config
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """A saved network, in evaluation mode.
+
+        Raises:
+            InputError: missing or damaged files, or those of another network.
+        """
+        network = cls(_read_config(folder))
+        try:
+            network.load_state_dict(load_file(folder / WEIGHTS))
+        except (OSError, SafetensorError, RuntimeError):
+            raise InputError(
+                f"{folder}: the weights are missing, damaged or of another network; copy the bundle again"
+            ) from None
+        return network.eval()
+
+    def save(self, folder: Path) -> None:
+        """Write `config.json` and the weights into an existing or new folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, folder / WEIGHTS)
+        (folder / CONFIG).write_text(json.dumps(self.config, indent=2) + "\n", encoding="utf-8")
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise InputError(f"{folder}: {CONFIG} is missing or damaged; copy the bundle again") from None
     return config
-
-
-def load_weights(network: nn.Module, folder: Path) -> None:
-    """Load the weights of a saved network into one of the same shape, in place.
-
-    Raises:
-        InputError: missing, damaged or of another network.
-    """
-    try:
-        network.load_state_dict(load_file(folder / WEIGHTS))
-    except (OSError, SafetensorError, RuntimeError):
-        raise InputError(
-            f"{folder}: the weights are missing, damaged or of another network; copy the bundle again"
-        ) from None

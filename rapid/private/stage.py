@@ -23,7 +23,7 @@ from rapid.models import Denoiser, Judge
 from rapid.private.budget import Budget, allot
 from rapid.private.judge import train_judge
 from rapid.private.objectives import PrivateObjective, Retriever, uses_retrieval
-from rapid.private.plan import default_delta
+from rapid.private.plan import Plan, default_delta
 from rapid.private.randomness import Randomness
 from rapid.private.ranks import Ranks
 from rapid.private.statement import privacy_statement
@@ -95,30 +95,61 @@ def train_private_bundle(
     ranks.agree("--private", images.fingerprint().encode())
     ranks.together(lambda: Workspace.enter(out, "train-private", record, resume=resume) if ranks.first else None)
     workspace = Workspace(out)
-    if budget.judge is not None and not ranks.share(is_finished(out) or (out / "judge").is_dir()):
-        judge = public.judge()
-        assert judge is not None
-        checkpoint = workspace.checkpoint("judge")
-        judge = train_judge(judge, _part(images, ranks), budget.judge, settings.private, device, checkpoint, ranks)
-        if ranks.first:
-            with replacing(out / "judge") as target:
-                judge.save(target)
-    if not ranks.share(is_finished(out) or (out / "denoiser").is_dir()):
-        retriever = _retriever(public, settings, device) if uses_retrieval(settings) else None
-        if ranks.first and budget.judge is not None:
-            resemblance = Judge.load(out / "judge").resemblance()
-            denoiser.blend_classes(public.public_denoiser(), resemblance)
-        objective = _objective(public, _part(images, ranks), denoiser, retriever, settings, device)
-        train_private(denoiser, objective, budget.denoiser, settings.private, workspace.checkpoint("private"), ranks)
-        if ranks.first:
-            with replacing(out / "denoiser") as target:
-                denoiser.save(target)
+    part = _part(images, ranks)
+    if budget.judge is not None:
+        _train_judge(public, part, budget.judge, workspace, settings, device, ranks)
+    _train_denoiser(public, part, denoiser, budget, workspace, settings, device, ranks)
     if not ranks.first:
         return None
     if not is_finished(out):
         _finish(public, images.classes, out, budget, settings)
         workspace.leave()
     return Bundle.open(out, "--out", "private")
+
+
+def _train_judge(
+    public: Bundle,
+    images: ImageSet,
+    plan: Plan,
+    workspace: Workspace,
+    settings: Settings,
+    device: torch.device,
+    ranks: Ranks,
+) -> None:
+    """Write `judge/`, unless an earlier run did: what was released once is not trained again."""
+    out = workspace.out
+    if ranks.share(is_finished(out) or (out / "judge").is_dir()):
+        return
+    judge = public.judge()
+    assert judge is not None
+    judge = train_judge(judge, images, plan, settings.private, device, workspace.checkpoint("judge"), ranks)
+    if ranks.first:
+        with replacing(out / "judge") as target:
+            judge.save(target)
+
+
+def _train_denoiser(
+    public: Bundle,
+    images: ImageSet,
+    denoiser: Denoiser,
+    budget: Budget,
+    workspace: Workspace,
+    settings: Settings,
+    device: torch.device,
+    ranks: Ranks,
+) -> None:
+    """Write `denoiser/`, unless an earlier run did. Classes start as blends of public ones that the judge likens."""
+    out = workspace.out
+    if ranks.share(is_finished(out) or (out / "denoiser").is_dir()):
+        return
+    if ranks.first and budget.judge is not None:
+        denoiser.blend_classes(public.public_denoiser(), Judge.load(out / "judge").resemblance())
+    retriever = _retriever(public, settings, device) if uses_retrieval(settings) else None
+    objective = _objective(public, images, denoiser, retriever, settings, device)
+    train_private(denoiser, objective, budget.denoiser, settings.private, workspace.checkpoint("private"), ranks)
+    if ranks.first:
+        with replacing(out / "denoiser") as target:
+            denoiser.save(target)
 
 
 def _part(images: ImageSet, ranks: Ranks) -> ImageSet:
@@ -174,7 +205,7 @@ def _finish(public: Bundle, classes: tuple[str, ...], out: Path, budget: Budget,
             with replacing(out / name) as target:
                 # hard links save space where the file system allows them; bundles are never changed in place
                 shutil.copytree(public.path / source, target, copy_function=_link_or_copy)
-    statement = privacy_statement(budget, settings.private.noise_source)
+    statement = privacy_statement(budget, settings.private)
     write_json(out / PRIVACY, statement)
     config = BundleConfig(
         kind="private",

@@ -8,19 +8,22 @@ from importlib import metadata
 from typing import Any
 
 import rapid
+from rapid.config import PrivateSettings
 from rapid.private.accountant import accountant_name, group_accountant_name
 from rapid.private.budget import Budget
 from rapid.private.randomness import NOISE_SOURCES
 
 PACKAGES = ("torch", "opacus", "diffusers", "faiss-cpu", "faiss-gpu-cu12", "numpy", "cryptography", "dp-accounting")
 
+OPTIMIZERS = {"adam": "Adam", "momentum": "gradient descent with momentum"}
 
-def privacy_statement(budget: Budget, noise_source: str) -> dict[str, Any]:
+
+def privacy_statement(budget: Budget, settings: PrivateSettings) -> dict[str, Any]:
     """Content of `privacy.json` of a finished training.
 
     Args:
         budget: what was spent.
-        noise_source: key of `NOISE_SOURCES`.
+        settings: optimizer and noise source.
     """
     plan = budget.denoiser
     statement = {
@@ -30,7 +33,7 @@ def privacy_statement(budget: Budget, noise_source: str) -> dict[str, Any]:
         "epsilon_rdp": _round_up(plan.epsilon_rdp()),
         "adjacency": "add or remove one image",
         "unit": "one image",
-        "mechanism": "DP-SGD: Poisson-sampled, per-example clipped, Gaussian noise, Adam",
+        "mechanism": f"DP-SGD: Poisson-sampled, per-example clipped, Gaussian noise, {OPTIMIZERS[settings.optimizer]}",
         "noise_multiplier": plan.noise_multiplier,
         "sample_rate": plan.sample_rate,
         "expected_batch": plan.expected_batch,
@@ -38,7 +41,7 @@ def privacy_statement(budget: Budget, noise_source: str) -> dict[str, Any]:
         "clip_norm": plan.clip_norm,
         "multiplicity": plan.multiplicity,
         "dataset_size": plan.dataset_size,
-        "noise_source": NOISE_SOURCES[noise_source],
+        "noise_source": NOISE_SOURCES[settings.noise_source],
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "packages": {"rapid": rapid.__version__, **_versions()},
     }
