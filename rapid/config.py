@@ -17,6 +17,7 @@ from rapid.errors import InputError
 PUBLIC_SECTIONS = (
     "image",
     "split",
+    "views",
     "schedule",
     "autoencoder",
     "denoiser",
@@ -56,6 +57,25 @@ class SplitSettings(Section):
 
     reference: float = Field(0.2, gt=0, lt=1, description="share of the public images in D_ref")
     seed: int = Field(0, ge=0)
+
+
+class AugmentSettings(Section):
+    """A random view of an image; the defaults suit letters and digits."""
+
+    rotate: float = Field(10.0, ge=0, description="degrees, uniform in +-")
+    size: float = Field(1.0, gt=0, description="middle of the relative size")
+    scale: float = Field(0.15, ge=0, lt=1, description="relative size over its middle, uniform in 1 +-")
+    shift: float = Field(0.08, ge=0, lt=1, description="share of the side, uniform in +-")
+    flip: bool = Field(False, description="mirror left to right: not for letters")
+    brightness: float = Field(0.0, ge=0, lt=1, description="relative gain, uniform in 1 +-")
+
+
+class ViewSettings(Section):
+    """Random views of the public images, the public sets in equal parts: more variety, where there are few images."""
+
+    training: int = Field(0, ge=0, description="views of D_pre for the denoiser; 0: the images as they are")
+    reference: int = Field(0, ge=0, description="views of D_ref in the knowledge base; 0: the images as they are")
+    augment: AugmentSettings = AugmentSettings()
 
 
 class ScheduleSettings(Section):
@@ -119,16 +139,6 @@ class RetrievalSettings(Section):
         if self.k <= self.v:
             raise ValueError(f"k must be larger than v (k={self.k}, v={self.v})")
         return self
-
-
-class AugmentSettings(Section):
-    """The two views of an image in contrastive training; the defaults suit letters and digits."""
-
-    rotate: float = Field(10.0, ge=0, description="degrees, uniform in +-")
-    scale: float = Field(0.15, ge=0, lt=1, description="relative size, uniform in 1 +-")
-    shift: float = Field(0.08, ge=0, lt=1, description="share of the side, uniform in +-")
-    flip: bool = Field(False, description="mirror left to right: not for letters")
-    brightness: float = Field(0.0, ge=0, lt=1, description="relative gain, uniform in 1 +-")
 
 
 class EncoderSettings(Section):
@@ -215,6 +225,7 @@ class Settings(Section):
     preset: str = "letters-mnist"
     image: ImageSettings = ImageSettings()
     split: SplitSettings = SplitSettings()
+    views: ViewSettings = ViewSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     autoencoder: AutoencoderSettings = AutoencoderSettings()
     denoiser: DenoiserSettings = DenoiserSettings()

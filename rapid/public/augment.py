@@ -1,4 +1,4 @@
-"""Random views of images for contrastive training: each image gets its own rotation, scale, shift, mirror and gain."""
+"""Random views of images: each image gets its own rotation, scale, shift, mirror and gain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def augment(images: Tensor, settings: AugmentSettings, generator: torch.Generato
     symmetric = 2 * draws - 1
     angle = symmetric[0] * math.radians(settings.rotate)
     # affine_grid maps output to input coordinates: a larger image reads a smaller region
-    scale = 1 / (1 + symmetric[1] * settings.scale)
+    scale = 1 / (settings.size * (1 + symmetric[1] * settings.scale))
     mirror = torch.where(draws[2] < 0.5, -1.0, 1.0) if settings.flip else torch.ones_like(scale)
     cos, sin = angle.cos() * scale, angle.sin() * scale
     shift = 2 * settings.shift * symmetric[3:5]

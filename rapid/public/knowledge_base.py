@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -10,18 +11,18 @@ from numpy.typing import NDArray
 
 from index import KnowledgeBaseWriter
 from rapid.config import Settings
-from rapid.data import to_unit_range
 from rapid.diffusion import Schedule
 from rapid.models import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.progress import Progress
 from rapid.public.networks import one_step_query
+from rapid.public.views import Views
 
 
 @torch.no_grad()
 def build_knowledge_base(
     path: Path,
     settings: Settings,
-    images: NDArray[np.uint8],
+    views: Views,
     labels: NDArray[np.int64],
     models: tuple[Autoencoder, Denoiser, TrajectoryEncoder],
     networks: dict[str, str],
@@ -29,14 +30,14 @@ def build_knowledge_base(
 ) -> None:
     """Write the knowledge base of D_ref to the new folder `path`, in bounded memory.
 
-    For each image one noise draw eps gives the whole trajectory x_t = sqrt(abar_t) x + sqrt(1 - abar_t) eps: the key is
+    For each view one noise draw eps gives the whole trajectory x_t = sqrt(abar_t) x + sqrt(1 - abar_t) eps: the key is
     h of the one-step-denoised x_k, the value is x_v of the SAME eps.
 
     Args:
         path: the folder; appears when all is written.
         settings: k, v and the schedule.
-        images: D_ref, uint8 (N, H, W) or (N, H, W, 3).
-        labels: int64 (N,), kept beside the entries.
+        views: of D_ref.
+        labels: of the images of D_ref, int64 (N,), kept beside the entries.
         models: autoencoder, denoiser and encoder, in evaluation mode on `device`.
         networks: content hashes of the three, recorded in the manifest.
         device: where to compute.
@@ -56,11 +57,11 @@ def build_knowledge_base(
         networks=networks,
         index_type=settings.knowledge_base.index_type,
     )
-    with writer, Progress("knowledge base", len(images), "entry") as progress:
-        for start in range(0, len(images), size):
-            latents = autoencoder.encode(to_unit_range(images[start : start + size], device))
+    with writer, Progress("knowledge base", len(views), "entry") as progress:
+        for start, batch in zip(count(0, size), views.batches(size), strict=False):
+            latents = autoencoder.encode(batch)
             eps = torch.randn(latents.shape, generator=generator).to(device)
             keys = encoder(one_step_query(denoiser, schedule, latents, eps, k))
             values = schedule.diffuse(latents, eps, torch.full((len(latents),), v, device=device))
-            writer.append(keys.cpu().numpy(), values.cpu().numpy(), labels[start : start + size])
+            writer.append(keys.cpu().numpy(), values.cpu().numpy(), labels[views.rows[start : start + size]])
             progress.advance(len(latents))

@@ -14,22 +14,22 @@ from rapid.data import to_unit_range
 from rapid.diffusion import Schedule
 from rapid.diffusion.objectives import info_nce, noise_prediction_loss
 from rapid.models import Autoencoder, Denoiser, TrajectoryEncoder
+from rapid.progress import Progress
 from rapid.public.augment import augment
 from rapid.public.training import train
+from rapid.public.views import Views
 
 ENCODE_BATCH = 500
 
 
-def train_autoencoder(
-    settings: Settings, images: NDArray[np.uint8], device: torch.device, checkpoint: Path
-) -> Autoencoder:
+def train_autoencoder(settings: Settings, views: Views, device: torch.device, checkpoint: Path) -> Autoencoder:
     """KL autoencoder: squared error plus `kl_weight` times the divergence from N(0, I), both means over elements.
 
-    Its latents are normalised by mean and standard deviation, per channel, over the same public images.
+    Its latents are normalised by mean and standard deviation, per channel, over the same views.
 
     Args:
         settings: shape and training.
-        images: D_pre, uint8 (N, H, W) or (N, H, W, 3).
+        views: of D_pre.
         device: where to train.
         checkpoint: file for the training state.
     """
@@ -38,7 +38,7 @@ def train_autoencoder(
     batch_size = settings.autoencoder.training.batch_size
 
     def loss(generator: torch.Generator) -> Tensor:
-        x = to_unit_range(images[_draw(len(images), batch_size, generator).numpy()], device)
+        x = views.draw(batch_size, generator)
         mean, logvar = model.posterior(x)
         latents = mean + (0.5 * logvar).exp() * _noise(mean.shape, generator, device)
         error = (model.decode_raw(latents) - x).square().mean()
@@ -47,7 +47,7 @@ def train_autoencoder(
 
     if model.vae is not None:
         train("autoencoder", model, loss, settings.autoencoder.training, checkpoint)
-    latents = encode_all(model, images, device)
+    latents = encode_views(model, views)
     model.set_statistics(latents.mean((0, 2, 3)), latents.std((0, 2, 3)))
     return model.eval()
 
@@ -120,6 +120,17 @@ def train_encoder(
 
     train("encoder", model, loss, own.training, checkpoint)
     return model
+
+
+@torch.no_grad()
+def encode_views(autoencoder: Autoencoder, views: Views) -> Tensor:
+    """Normalised latents of all views, float (len(views), c, h, w)."""
+    parts = []
+    with Progress("latents", len(views), "image") as progress:
+        for batch in views.batches(ENCODE_BATCH):
+            parts.append(autoencoder.encode(batch))
+            progress.advance(len(batch))
+    return torch.cat(parts)
 
 
 @torch.no_grad()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from index import KnowledgeBaseError, load_faiss
 from rapid.bundle import Bundle, BundleConfig, PublicData, is_finished, write_config
@@ -19,7 +20,8 @@ from rapid.files import content_hash, replacing
 from rapid.models import Autoencoder, Denoiser, Judge, TrajectoryEncoder
 from rapid.public.judge import train_judge
 from rapid.public.knowledge_base import build_knowledge_base
-from rapid.public.networks import encode_all, train_autoencoder, train_denoiser, train_encoder
+from rapid.public.networks import encode_views, train_autoencoder, train_denoiser, train_encoder
+from rapid.public.views import Views
 from rapid.workspace import Workspace
 
 Network = TypeVar("Network", Autoencoder, Denoiser, Judge, TrajectoryEncoder)
@@ -62,7 +64,8 @@ def build_public_bundle(
     workspace = Workspace.enter(out, "build-kb", plan, resume=resume)
     if is_finished(out):
         return Bundle.open(out, "--out", "public")
-    hashes = _train_and_build(images, (pre, reference), workspace, settings, device)
+    sources = np.repeat(np.arange(len(sets)), [len(part) for part in sets])
+    hashes = _train_and_build(images, sources, (pre, reference), workspace, settings, device)
     config = BundleConfig(kind="public", settings=settings, classes=images.classes, public=data, networks=hashes)
     (out / "README.md").write_text(public_card(config), encoding="utf-8")
     write_config(out, config)
@@ -72,7 +75,8 @@ def build_public_bundle(
 
 def _train_and_build(
     images: ImageSet,
-    split: tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]],
+    sources: NDArray[np.int64],
+    split: tuple[NDArray[np.int64], NDArray[np.int64]],
     workspace: Workspace,
     settings: Settings,
     device: torch.device,
@@ -94,13 +98,15 @@ def _train_and_build(
             workspace.checkpoint(name).unlink(missing_ok=True)
         return kind.load(folder).to(device)
 
-    autoencoder = step(
-        "autoencoder", Autoencoder, lambda path: train_autoencoder(settings, images.images[pre], device, path)
-    )
+    def views(part: NDArray[np.int64], count: int) -> Views:
+        return Views(images.images[part], sources[part], count, settings.views.augment, device)
+
+    shown = views(pre, settings.views.training)
+    autoencoder = step("autoencoder", Autoencoder, lambda path: train_autoencoder(settings, shown, device, path))
 
     def denoiser_from(path: Path) -> Denoiser:
-        latents = encode_all(autoencoder, images.images[pre], device)
-        labels = torch.from_numpy(all_labels[pre]).to(device)
+        latents = encode_views(autoencoder, shown)
+        labels = torch.from_numpy(all_labels[pre[shown.rows]]).to(device)
         return train_denoiser(settings, latents, labels, num_classes, path)
 
     denoiser = step("denoiser", Denoiser, denoiser_from)
@@ -120,7 +126,7 @@ def _train_and_build(
         build_knowledge_base(
             workspace.out / "knowledge_base",
             settings,
-            images.images[reference],
+            views(reference, settings.views.reference),
             all_labels[reference],
             (autoencoder, denoiser, encoder),
             hashes,
