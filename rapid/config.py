@@ -184,6 +184,11 @@ class PrivateSettings(Section):
         "rapid",
         description="rapid: Eq. 5 from retrieved values; late: t <= v with Gaussian noise; ldm: all t, plain loss",
     )
+    start: int | None = Field(
+        None,
+        ge=1,
+        description="timestep, v or more, at which the late steps begin: retrieved values are diffused on from v to it",
+    )
     expected_batch: int = Field(1024, ge=1)
     steps: int = Field(500, ge=1)
     clip_norm: float = Field(1.0, gt=0)
@@ -211,7 +216,11 @@ class GenerationSettings(Section):
 
     sampler: Literal["ddim", "pndm", "dpm-solver++"] = "ddim"
     steps: int = Field(100, ge=1, description="network calls from T to 0 if nothing were skipped")
-    retrieval: bool = Field(True, description="skip the steps between k and v; without it all steps are run")
+    retrieval: Literal["query", "class", "none"] = Field(
+        "query",
+        description="how the start of the late steps is found: by a query of step k (the paper), or an entry of a "
+        "public class that looks like the wanted one (needs no early steps); none: all steps are run from noise",
+    )
     guidance: float = Field(
         1.0, ge=0, description="classifier-free guidance scale, 1 is off; train with label_dropout > 0"
     )
@@ -241,6 +250,11 @@ class Settings(Section):
         T = self.schedule.timesteps
         if self.retrieval.k > T:
             raise ValueError(f"retrieval.k must lie in 1..{T} (schedule.timesteps), not {self.retrieval.k}")
+        if self.private.start is not None and not self.retrieval.v <= self.private.start <= T:
+            raise ValueError(
+                f"private.start must lie in retrieval.v..schedule.timesteps ({self.retrieval.v}..{T}), "
+                f"not {self.private.start}"
+            )
         if self.generation.steps > T:
             raise ValueError(f"generation.steps must be at most {T} (schedule.timesteps), not {self.generation.steps}")
         if self.image.size % self.autoencoder.reduction:
@@ -254,6 +268,11 @@ class Settings(Section):
                 f"times: it must be divisible by {factor}"
             )
         return self
+
+    @property
+    def late_start(self) -> int:
+        """The timestep at which the late steps begin: v, unless `private.start` says otherwise."""
+        return self.private.start or self.retrieval.v
 
     @property
     def latent_size(self) -> int:
@@ -303,7 +322,7 @@ def private_settings(base: Settings, preset: str | None, overrides: list[str]) -
     settings = apply_overrides(tree, overrides)
     if settings.private.objective == "ldm" and not any(o.startswith("generation.retrieval=") for o in overrides):
         # all steps are trained, so all are sampled
-        generation = settings.generation.model_copy(update={"retrieval": False})
+        generation = settings.generation.model_copy(update={"retrieval": "none"})
         settings = settings.model_copy(update={"generation": generation})
     return settings
 

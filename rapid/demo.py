@@ -71,16 +71,18 @@ def samples_picture(generator: Generator, columns: int = COLUMNS, seed: int = 0)
 
 def neighbours_picture(generator: Generator, count: int = QUERIES, seed: int = 1) -> Pixels:
     """What happens on the way, one image a column: early step, retrieved public neighbour, final image; RGB."""
-    noise = generator.noise(seed, np.arange(count))
     labels = np.arange(count) % len(generator.classes) if generator.classes else None
-    retrieved = generator.retrieve(noise)
+    start = generator.start(seed, np.arange(count), labels)
     settings = generator.bundle.settings
-    final = generator.finish(retrieved.values, settings.retrieval.v, labels)
-    rows = [
-        (f"query at k = {settings.retrieval.k}, denoised in one step", generator.decode(retrieved.denoised)),
-        (f"retrieved public neighbour at v = {settings.retrieval.v}", generator.decode(retrieved.values)),
-        ("final image, after the private late steps", generator.decode(final)),
-    ]
+    rows = []
+    if start.retrieved is not None:
+        if start.retrieved.denoised is not None:
+            query = f"query at k = {settings.retrieval.k}, denoised in one step"
+            rows.append((query, generator.decode(start.retrieved.denoised)))
+        entry = f"public entry of the knowledge base at v = {settings.retrieval.v}"
+        rows.append((entry, generator.decode(start.retrieved.values)))
+    final = generator.decode(generator.finish(start.x, start.t, labels))
+    rows.append(("final image, after the private late steps", final))
     names = [generator.classes[label] for label in labels] if labels is not None else []
     return table(rows, columns=names, title=_title(generator.bundle))
 

@@ -18,8 +18,9 @@ from rapid.config import GenerationSettings
 from rapid.data import to_uint8, to_unit_range
 from rapid.diffusion import Schedule
 from rapid.diffusion.samplers import early_grid, late_grid, run
+from rapid.entries import ClassEntries
 from rapid.errors import InputError
-from rapid.models import Denoiser
+from rapid.models import Denoiser, Judge
 from rapid.runtime import choose_device
 from rapid.selection import Selection
 
@@ -42,14 +43,24 @@ class Samples:
 
 
 class Retrieved(NamedTuple):
-    """The early part of sampling n images."""
+    """Entries of the knowledge base for n images."""
 
-    denoised: Tensor
-    """One-step-denoised latents of step k, float (n, c, h, w): what the encoder sees."""
+    denoised: Tensor | None
+    """One-step-denoised latents of step k, float (n, c, h, w): what the encoder sees; None without a query."""
     indices: NDArray[np.int64]
-    """Nearest entries of the knowledge base, (n,)."""
+    """Entries of the knowledge base, (n,)."""
     values: Tensor
     """Their values of step v, float (n, c, h, w)."""
+
+
+class Start(NamedTuple):
+    """Where the denoising of n images begins."""
+
+    x: Tensor
+    """The states x_t, float (n, c, h, w)."""
+    t: int
+    retrieved: Retrieved | None
+    """None if it begins with noise."""
 
 
 class Generator:
@@ -58,6 +69,10 @@ class Generator:
     x_T ~ N(0, I); T -> k with the public denoiser, unconditionally; z_k = h(x_k); the nearest key's value at v; v -> 0
     with the denoiser of the bundle. With 100 steps, k = 0.8 T and v = 0.2 T these are 20 + 20 network calls. The
     knowledge base is public and the query comes from noise, so all of it is post-processing.
+
+    Two settings differ from the paper. With `private.start` beyond v the value is first diffused on to that step with
+    noise of its own. With `generation.retrieval` = class there is no query: the entry is drawn among those of public
+    classes that the private judge likens to the wanted class (see `ClassEntries`), post-processing again.
 
     If the bundle has a judge, images are candidates: each is taken for the class that the judge sees in it, until all
     that were asked for are there (see `Selection`) or `attempts` times as many were drawn: post-processing, too.
@@ -86,9 +101,10 @@ class Generator:
         self._denoiser = bundle.denoiser().to(device)
         self._public_denoiser = bundle.public_denoiser().to(device)
         self._encoder = bundle.encoder().to(device)
-        judge = bundle.judge() if bundle.config.kind == "private" and self.settings.attempts > 1 else None
-        self._judge = None if judge is None else judge.to(device)
+        judge = bundle.judge() if bundle.config.kind == "private" else None
+        self._judge = None if judge is None or self.settings.attempts == 1 else judge.to(device)
         self._knowledge_base = bundle.knowledge_base()
+        self._entries = self._class_entries(judge) if self.settings.retrieval == "class" else None
         self._schedule = Schedule.build(bundle.settings.schedule).to(device)
         self._stride = max(1, self._schedule.timesteps // self.settings.steps)
         self._trained = _last_private_timestep(bundle)
@@ -161,24 +177,38 @@ class Generator:
         parts = []
         for start in range(0, count, self.settings.batch_size):
             stop = min(count, start + self.settings.batch_size)
-            noise = self.noise(seed, np.arange(start, stop))
-            parts.append(self._sample(noise, None if chosen is None else chosen[start:stop]))
+            parts.append(self._sample(seed, np.arange(start, stop), None if chosen is None else chosen[start:stop]))
             if progress is not None:
                 progress(stop, count)
         return Samples(np.concatenate(parts), chosen, seed)
 
-    def noise(self, seed: int, numbers: NDArray[np.int64]) -> Tensor:
-        """x_T of some images of a seed, float32 (n, c, h, w), each from its own stream."""
+    def start(self, seed: int, numbers: NDArray[np.int64], labels: NDArray[np.int64] | None) -> Start:
+        """Where some images of a seed begin, each from its own stream; numbers and labels are (n,)."""
         shape = self.bundle.settings.latent_shape
-        rows = [
-            np.random.Generator(np.random.Philox(key=[seed, int(number)])).standard_normal(shape, np.float32)
-            for number in numbers
-        ]
-        return torch.from_numpy(np.stack(rows)).to(self._device)
+        streams = [np.random.Generator(np.random.Philox(key=[seed, int(number)])) for number in numbers]
+
+        def normal() -> Tensor:
+            rows = [stream.standard_normal(shape, np.float32) for stream in streams]
+            return torch.from_numpy(np.stack(rows)).to(self._device)
+
+        noise = normal()
+        if self.settings.retrieval == "none":
+            return Start(noise, self._schedule.timesteps, None)
+        if self._entries is None:
+            retrieved = self.retrieve(noise)
+        else:
+            assert labels is not None
+            indices = self._entries.choose(labels, np.stack([stream.random(2) for stream in streams]))
+            retrieved = Retrieved(None, indices, self._values(indices))
+        begin, v = self.bundle.settings.late_start, self.bundle.settings.retrieval.v
+        if begin == v:
+            return Start(retrieved.values, v, retrieved)
+        steps = (torch.full((len(noise),), step, device=self._device) for step in (v, begin))
+        return Start(self._schedule.diffuse_on(retrieved.values, normal(), *steps), begin, retrieved)
 
     @torch.no_grad()
     def retrieve(self, noise: Tensor) -> Retrieved:
-        """From x_T to the retrieved values: the steps T -> k and the search."""
+        """From x_T, float (n, c, h, w), to the retrieved values: the steps T -> k and the search."""
         settings = self.bundle.settings
         grid = early_grid(self._schedule.timesteps, settings.retrieval.k, self._stride)
         null = self._public_denoiser.null_labels(len(noise))
@@ -189,8 +219,7 @@ class Generator:
         denoised = run(self.settings.sampler, self._schedule, predict, noise, grid, self._stride, denoise_last=True)
         queries = self._encoder(denoised).cpu().numpy()
         indices = self._knowledge_base.search(queries).indices[:, 0]
-        values = torch.from_numpy(self._knowledge_base.values(indices)).to(self._device)
-        return Retrieved(denoised, indices, values)
+        return Retrieved(denoised, indices, self._values(indices))
 
     @torch.no_grad()
     def finish(self, x: Tensor, start: int, labels: NDArray[np.int64] | None) -> Tensor:
@@ -218,7 +247,7 @@ class Generator:
         drawn, most = 0, self.settings.attempts * len(labels)
         while selection.missing and drawn < most:
             numbers = np.arange(drawn, min(most, drawn + min(self.settings.batch_size, 2 * selection.missing)))
-            images = self._sample(self.noise(seed, numbers), wanted[numbers % len(wanted)])
+            images = self._sample(seed, numbers, wanted[numbers % len(wanted)])
             probabilities = self._judge.probabilities(to_unit_range(images, self._device))
             selection.offer(images, probabilities.cpu().numpy())
             drawn += len(numbers)
@@ -226,11 +255,22 @@ class Generator:
         progress(len(labels), len(labels))
         return selection.fill()
 
-    def _sample(self, noise: Tensor, labels: NDArray[np.int64] | None) -> NDArray[np.uint8]:
-        if self.settings.retrieval:
-            retrieved = self.retrieve(noise)
-            return self.decode(self.finish(retrieved.values, self.bundle.settings.retrieval.v, labels))
-        return self.decode(self.finish(noise, self._schedule.timesteps, labels))
+    def _sample(self, seed: int, numbers: NDArray[np.int64], labels: NDArray[np.int64] | None) -> NDArray[np.uint8]:
+        start = self.start(seed, numbers, labels)
+        return self.decode(self.finish(start.x, start.t, labels))
+
+    def _values(self, indices: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(self._knowledge_base.values(indices)).to(self._device)
+
+    def _class_entries(self, judge: Judge | None) -> ClassEntries:
+        """Entries by class: of the class itself in a public bundle, of public classes that look like it in others."""
+        if not self.classes:
+            raise InputError("--set generation.retrieval=class: the model has no classes; use query")
+        if self.bundle.config.kind == "public":
+            return ClassEntries(np.eye(len(self.classes)), self._knowledge_base.labels)
+        if judge is None:
+            raise InputError("--set generation.retrieval=class: the model has no judge; use query")
+        return ClassEntries(judge.resemblance().numpy(), self._knowledge_base.labels)
 
 
 def guided(denoiser: Denoiser, x: Tensor, t: Tensor, labels: Tensor, scale: float) -> Tensor:
@@ -260,6 +300,7 @@ def describe(bundle: Bundle) -> dict[str, Any]:
         "timesteps": settings.schedule.timesteps,
         "k": settings.retrieval.k,
         "v": settings.retrieval.v,
+        "start": settings.late_start,
         "objective": settings.private.objective if config.kind == "private" else None,
         "generation": settings.generation.model_dump(mode="json"),
         "networks": networks,
@@ -285,7 +326,7 @@ def _last_private_timestep(bundle: Bundle) -> int:
     """The last timestep for which the bundle's own denoiser is used."""
     settings = bundle.settings
     late = bundle.config.kind == "private" and settings.private.objective != "ldm"
-    return settings.retrieval.v if late else settings.schedule.timesteps
+    return settings.late_start if late else settings.schedule.timesteps
 
 
 def _fill(x: Tensor, t: int) -> Tensor:

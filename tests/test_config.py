@@ -28,11 +28,11 @@ def test_a_private_run_keeps_the_public_sections() -> None:
 
 def test_ldm_is_sampled_without_retrieval_unless_told() -> None:
     base = load_settings("demo")
-    assert base.generation.retrieval
-    assert not private_settings(base, None, ["private.objective=ldm"]).generation.retrieval
-    asked = ["private.objective=ldm", "generation.retrieval=true"]
-    assert private_settings(base, None, asked).generation.retrieval
-    assert private_settings(base, None, ["private.objective=late"]).generation.retrieval
+    assert base.generation.retrieval == "query"
+    assert private_settings(base, None, ["private.objective=ldm"]).generation.retrieval == "none"
+    asked = ["private.objective=ldm", "generation.retrieval=query"]
+    assert private_settings(base, None, asked).generation.retrieval == "query"
+    assert private_settings(base, None, ["private.objective=late"]).generation.retrieval == "query"
 
 
 def test_generation_settings_are_all_that_sampling_may_change() -> None:

@@ -22,9 +22,9 @@ def make(bundle: Bundle, **changes: object) -> Generator:
     return Generator(bundle, CPU, settings)
 
 
-@pytest.mark.parametrize(("retrieval", "calls"), [(True, (20, 20)), (False, (80, 20))])
-def test_network_calls(private: Bundle, retrieval: bool, calls: tuple[int, int]) -> None:
-    """100 steps, k = 0.8 T, v = 0.2 T: 20 public calls for the query and 20 private ones, 40 in all."""
+@pytest.mark.parametrize(("retrieval", "calls"), [("query", (20, 20)), ("class", (0, 20)), ("none", (80, 20))])
+def test_network_calls(private: Bundle, retrieval: str, calls: tuple[int, int]) -> None:
+    """100 steps, k = 0.8 T, v = 0.2 T: 20 public calls for the query and 20 private ones, 40 in all; 20 without."""
     generator = make(private, retrieval=retrieval, attempts=1)
     counts = {"public": 0, "private": 0}
     for name, network in (("public", generator._public_denoiser), ("private", generator._denoiser)):
@@ -105,7 +105,9 @@ def test_bad_arguments(private: Bundle, arguments: dict[str, object], words: str
 
 def test_retrieved_entries_are_the_nearest(private: Bundle) -> None:
     generator = make(private)
-    found = generator.retrieve(generator.noise(5, np.arange(6)))
+    found = generator.start(5, np.arange(6), None).retrieved
+    assert found is not None
+    assert found.denoised is not None
     base = private.knowledge_base()
     queries = private.encoder()(found.denoised).detach().numpy()
     assert (base.search(queries).indices[:, 0] == found.indices).all()

@@ -57,6 +57,14 @@ class Schedule:
         """The one-step estimate of x_0: (x_t - sqrt(1 - abar_t) eps) / sqrt(abar_t)."""
         return (x_t - self.noise(t) * eps) / self.signal(t)
 
+    def diffuse_on(self, x_s: Tensor, eps: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        """x_t for t >= s, further along the forward process from x_s, with fresh noise.
+
+        x_t = sqrt(abar_t / abar_s) x_s + sqrt(1 - abar_t / abar_s) eps; x_s itself where t = s.
+        """
+        ratio = (self.signal(t) / self.signal(s)).clamp(max=1)
+        return ratio * x_s + (1 - ratio.square()).sqrt() * eps
+
     def implied_noise(self, x0: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
         """eps_hat of Eq. 5: the noise that leads from x_0 to x_t, (x_t - sqrt(abar_t) x_0) / sqrt(1 - abar_t)."""
         return (x_t - self.signal(t) * x0) / self.noise(t)

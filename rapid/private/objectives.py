@@ -1,4 +1,8 @@
-"""Per-example losses of the private stage: `rapid` (Eq. 5), and `late` and `ldm`, with which it is compared."""
+"""Per-example losses of the private stage: `rapid` (Eq. 5), and `late` and `ldm`, with which it is compared.
+
+With `private.start` beyond v, the retrieved value is first diffused on to that step with fresh noise, and Eq. 5 is
+taken there: the knowledge base, and so the public stage, need not know where the late steps begin.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,8 @@ class Draws(NamedTuple):
     """Noise, float (n, c, h, w): of the query for `rapid`, of the loss for `late` and `ldm`."""
     dropped: Tensor
     """Where the label becomes the null class, bool (n,)."""
+    onward: Tensor
+    """Noise that leads retrieved values on from v to where the late steps begin, as eps; (n, 0, 0, 0) if not needed."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ class PrivateObjective:
         self.randomness = randomness
         self.schedule = Schedule.build(settings.schedule).to(latents.device)
         self.last_timestep = trained_timesteps(settings)
+        self._onward = retriever is not None and self.last_timestep > settings.retrieval.v
 
     def draw(self, count: int) -> Draws:
         """Draw for `count` examples: v' (or t) uniform on 1..v (or 1..T), noise, and label dropout."""
@@ -94,7 +101,8 @@ class PrivateObjective:
         t = (self.randomness.uniform(count) * self.last_timestep).ceil().long()
         eps = self.randomness.normal(math.prod(shape)).view(shape)
         dropped = self.randomness.uniform(count) <= self.settings.private.label_dropout
-        return Draws(t.to(device), eps.to(device), dropped.to(device))
+        onward = self.randomness.normal(math.prod(shape)).view(shape) if self._onward else eps.new_zeros(count, 0, 0, 0)
+        return Draws(t.to(device), eps.to(device), dropped.to(device), onward.to(device))
 
     def losses(self, indices: Tensor, draws: Draws) -> Tensor:
         """Losses of examples, float (n,), for given draws."""
@@ -103,6 +111,9 @@ class PrivateObjective:
         y = torch.where(draws.dropped, self.denoiser.num_classes, self.labels[indices])
         if self.retriever is not None:
             value = self.retriever.retrieve(x, draws.eps)
+            if self._onward:
+                v, start = (torch.full_like(draws.t, step) for step in (self.settings.retrieval.v, self.last_timestep))
+                value = self.schedule.diffuse_on(value, draws.onward, v, start)
             return retrieval_loss(self.denoiser, self.schedule, x, y, value, self.last_timestep, draws.t)
         return noise_prediction_loss(self.denoiser, self.schedule, x, y, draws.t, draws.eps)
 
@@ -117,5 +128,5 @@ def uses_retrieval(settings: Settings) -> bool:
 
 
 def trained_timesteps(settings: Settings) -> int:
-    """The last timestep that the private objective trains: T for `ldm`, v otherwise."""
-    return settings.schedule.timesteps if settings.private.objective == "ldm" else settings.retrieval.v
+    """The last timestep that the private objective trains: T for `ldm`, otherwise where the late steps begin."""
+    return settings.schedule.timesteps if settings.private.objective == "ldm" else settings.late_start

@@ -15,7 +15,7 @@ from rapid.config import ScheduleSettings, Settings, apply_overrides
 from rapid.diffusion import Schedule
 from rapid.diffusion.objectives import retrieval_loss
 from rapid.models import Denoiser
-from rapid.private.objectives import Draws, PrivateObjective, Retriever, trained_timesteps
+from rapid.private.objectives import PrivateObjective, Retriever, trained_timesteps
 from rapid.private.randomness import Randomness
 
 V = 200
@@ -122,8 +122,8 @@ def test_dropped_labels_become_the_null_class(public_bundle: Path, tiny_settings
     with torch.no_grad():
         objective.denoiser.class_table.weight[:4] += torch.randn(4, 1) * 5
     draws = objective.draw(9)
-    dropped = Draws(draws.t, draws.eps, torch.ones(9, dtype=torch.bool))
-    kept = Draws(draws.t, draws.eps, torch.zeros(9, dtype=torch.bool))
+    dropped = draws._replace(dropped=torch.ones(9, dtype=torch.bool))
+    kept = draws._replace(dropped=torch.zeros(9, dtype=torch.bool))
     indices = torch.arange(9)
     null = objective.losses(indices, dropped)
     assert not torch.allclose(null, objective.losses(indices, kept))

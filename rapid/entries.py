@@ -1,0 +1,48 @@
+"""Which entries of the knowledge base a class starts from, when no query chooses them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class ClassEntries:
+    """Draws entries for classes: first a public class, by how much it looks like the wanted one, then an entry of it.
+
+    Args:
+        likeness: weights >= 0, (classes, public_classes); see `Judge.resemblance`.
+        entry_labels: public class of each entry, int64 (M,).
+
+    Raises:
+        ValueError: a class resembles no public class of which there are entries.
+    """
+
+    def __init__(self, likeness: NDArray[np.floating], entry_labels: NDArray[np.int64]) -> None:
+        public_classes = likeness.shape[1]
+        # a null label, beyond the public classes, belongs to none of them
+        known = entry_labels < public_classes
+        self._counts = np.bincount(entry_labels[known], minlength=public_classes)
+        self._order = np.argsort(np.where(known, entry_labels, public_classes), kind="stable")
+        self._starts = np.cumsum(self._counts) - self._counts
+        weights = np.where(self._counts > 0, likeness.astype(np.float64), 0.0)
+        totals = weights.sum(1, keepdims=True)
+        if not (totals > 0).all():
+            raise ValueError("every class must resemble some public class that has entries in the knowledge base")
+        self._cumulative = np.cumsum(weights / totals, axis=1)
+
+    def choose(self, labels: NDArray[np.int64], uniforms: NDArray[np.floating]) -> NDArray[np.int64]:
+        """Entries for classes.
+
+        Args:
+            labels: wanted classes, int64 (n,).
+            uniforms: independent numbers from [0, 1), (n, 2).
+
+        Returns:
+            Indices into the knowledge base, int64 (n,).
+        """
+        rows = self._cumulative[labels]
+        # below the last sum, so that rounding never leads beyond the last class with a weight
+        public = (rows <= (uniforms[:, :1] * rows[:, -1:])).sum(1)
+        within = (uniforms[:, 1] * self._counts[public]).astype(np.int64)
+        chosen: NDArray[np.int64] = self._order[self._starts[public] + np.minimum(within, self._counts[public] - 1)]
+        return chosen
