@@ -219,7 +219,7 @@ class GenerationSettings(Section):
     retrieval: Literal["query", "class", "none"] = Field(
         "query",
         description="how the start of the late steps is found: by a query of step k (the paper), or an entry of a "
-        "public class that looks like the wanted one (needs no early steps); none: all steps are run from noise",
+        "public class that looks like the wanted one (no early steps; without a judge: query); none: from noise",
     )
     guidance: float = Field(
         1.0, ge=0, description="classifier-free guidance scale, 1 is off; train with label_dropout > 0"

@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 class ClassEntries:
     """Draws entries for classes: first a public class, by how much it looks like the wanted one, then an entry of it.
 
+    A class that resembles no public class of which there are entries starts from any entry.
+
     Args:
         likeness: weights >= 0, (classes, public_classes); see `Judge.resemblance`.
         entry_labels: public class of each entry, int64 (M,).
 
     Raises:
-        ValueError: a class resembles no public class of which there are entries.
+        ValueError: no entry has a class.
     """
 
     def __init__(self, likeness: NDArray[np.floating], entry_labels: NDArray[np.int64]) -> None:
@@ -25,10 +27,10 @@ class ClassEntries:
         self._order = np.argsort(np.where(known, entry_labels, public_classes), kind="stable")
         self._starts = np.cumsum(self._counts) - self._counts
         weights = np.where(self._counts > 0, likeness.astype(np.float64), 0.0)
-        totals = weights.sum(1, keepdims=True)
-        if not (totals > 0).all():
-            raise ValueError("every class must resemble some public class that has entries in the knowledge base")
-        self._cumulative = np.cumsum(weights / totals, axis=1)
+        if not known.any():
+            raise ValueError("no entry of the knowledge base has a class")
+        weights[weights.sum(1) == 0] = self._counts
+        self._cumulative = np.cumsum(weights / weights.sum(1, keepdims=True), axis=1)
 
     def choose(self, labels: NDArray[np.int64], uniforms: NDArray[np.floating]) -> NDArray[np.int64]:
         """Entries for classes.

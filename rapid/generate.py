@@ -104,7 +104,7 @@ class Generator:
         judge = bundle.judge() if bundle.config.kind == "private" else None
         self._judge = None if judge is None or self.settings.attempts == 1 else judge.to(device)
         self._knowledge_base = bundle.knowledge_base()
-        self._entries = self._class_entries(judge) if self.settings.retrieval == "class" else None
+        self._entries = self._class_entries(judge)
         self._schedule = Schedule.build(bundle.settings.schedule).to(device)
         self._stride = max(1, self._schedule.timesteps // self.settings.steps)
         self._trained = _last_private_timestep(bundle)
@@ -262,15 +262,17 @@ class Generator:
     def _values(self, indices: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(self._knowledge_base.values(indices)).to(self._device)
 
-    def _class_entries(self, judge: Judge | None) -> ClassEntries:
-        """Entries by class: of the class itself in a public bundle, of public classes that look like it in others."""
-        if not self.classes:
-            raise InputError("--set generation.retrieval=class: the model has no classes; use query")
+    def _class_entries(self, judge: Judge | None) -> ClassEntries | None:
+        """Entries by class: of the class itself in a public bundle, of public classes that look like it in others.
+
+        None, and so a query, where there are no classes or no judge to compare them.
+        """
+        labels = self._knowledge_base.labels
+        if self.settings.retrieval != "class" or not self.classes:
+            return None
         if self.bundle.config.kind == "public":
-            return ClassEntries(np.eye(len(self.classes)), self._knowledge_base.labels)
-        if judge is None:
-            raise InputError("--set generation.retrieval=class: the model has no judge; use query")
-        return ClassEntries(judge.resemblance().numpy(), self._knowledge_base.labels)
+            return ClassEntries(np.eye(len(self.classes)), labels)
+        return None if judge is None else ClassEntries(judge.resemblance().numpy(), labels)
 
 
 def guided(denoiser: Denoiser, x: Tensor, t: Tensor, labels: Tensor, scale: float) -> Tensor:

@@ -112,3 +112,47 @@ def test_retrieved_entries_are_the_nearest(private: Bundle) -> None:
     queries = private.encoder()(found.denoised).detach().numpy()
     assert (base.search(queries).indices[:, 0] == found.indices).all()
     np.testing.assert_array_equal(base.values(found.indices), found.values.numpy())
+
+
+def test_entries_of_the_right_classes(private: Bundle, public_bundle: Path) -> None:
+    """By class, a public model starts from entries of the class itself, a private one from classes that look alike."""
+    public = Generator(
+        Bundle.open(public_bundle, "-"), CPU, GenerationSettings(sampler="ddim", retrieval="class", attempts=1)
+    )
+    labels = np.unique(public.bundle.knowledge_base().labels)[:4]
+    found = public.start(3, np.arange(4), labels).retrieved
+    assert found is not None
+    assert (public.bundle.knowledge_base().labels[found.indices] == labels).all()
+    generator = make(private, retrieval="class")
+    entries = generator._entries
+    assert entries is not None
+    wanted = np.arange(40) % 10
+    start = generator.start(3, np.arange(40), wanted)
+    assert start.retrieved is not None
+    assert start.t == private.settings.retrieval.v
+    judge = private.judge()
+    assert judge is not None
+    likeness = judge.resemblance().numpy()
+    there = likeness[:, np.unique(private.knowledge_base().labels)].sum(1) > 0
+    assert there.all()
+    assert (likeness[wanted, private.knowledge_base().labels[start.retrieved.indices]] > 0).all()
+    np.testing.assert_array_equal(private.knowledge_base().values(start.retrieved.indices), start.x.numpy())
+
+
+def test_each_image_is_diffused_on_with_its_own_noise(private: Bundle) -> None:
+    generator = make(private)
+    plain = generator.start(7, np.arange(3), None)
+    settings = private.settings.model_copy(
+        update={"private": private.settings.private.model_copy(update={"start": 600})}
+    )
+    later = Bundle(private.path, private.config.model_copy(update={"settings": settings}), private.privacy)
+    generator = Generator(later, CPU, generator.settings)
+    start = generator.start(7, np.arange(3), None)
+    assert start.t == 600
+    assert start.retrieved is not None
+    assert plain.retrieved is not None
+    assert (start.retrieved.indices == plain.retrieved.indices).all()
+    alone = generator.start(7, np.array([2]), None)
+    torch.testing.assert_close(alone.x, start.x[2:])
+    assert not torch.allclose(start.x, start.retrieved.values)
+    assert generator.generate(2, seed=1).images.shape == (2, 32, 32)

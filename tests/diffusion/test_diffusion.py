@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from rapid.config import ScheduleSettings
@@ -132,3 +134,19 @@ def test_all_samplers_agree_on_a_smooth_field() -> None:
     ends = [run(name, SCHEDULE, predict, start, late_grid(200, 1), 1) for name in SAMPLERS]
     for end in ends:
         assert np.allclose(end, start, rtol=2e-2, atol=2e-2)
+
+
+@given(s=st.integers(1, 1000), further=st.integers(0, 999))
+def test_diffusing_on_is_the_same_process(s: int, further: int) -> None:
+    """Mean and variance of x_t by way of x_s are those of x_t from x_0; from s to s nothing changes."""
+    t = min(1000, s + further)
+    steps = (torch.tensor([s]), torch.tensor([t]))
+    one, zero = torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1)
+    signal = SCHEDULE.diffuse_on(SCHEDULE.diffuse(one, zero, steps[0]), zero, *steps)
+    early = SCHEDULE.diffuse_on(SCHEDULE.diffuse(zero, one, steps[0]), zero, *steps)
+    late = SCHEDULE.diffuse_on(zero, one, *steps)
+    torch.testing.assert_close(signal, SCHEDULE.signal(steps[1]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close((early**2 + late**2).sqrt(), SCHEDULE.noise(steps[1]), rtol=1e-4, atol=1e-4)
+    if s == t:
+        x = torch.randn(1, 2, 3, 3)
+        assert torch.equal(SCHEDULE.diffuse_on(x, torch.randn(1, 2, 3, 3), *steps), x)

@@ -114,6 +114,27 @@ def test_retrieval_is_the_nearest_key(public_bundle: Path, tiny_settings: Settin
     torch.testing.assert_close(found, values[torch.cdist(queries, keys).argmin(1)])
 
 
+def test_beyond_v_the_value_is_diffused_on(public_bundle: Path, tiny_settings: Settings) -> None:
+    """With private.start, Eq. 5 is taken at that step: its input there is the value, further along with noise."""
+    bundle = Bundle.open(public_bundle, "--base")
+    later = apply_overrides(tiny_settings.model_dump(mode="json"), ["private.start=600"])
+    objective = make_objective(bundle, later, "rapid")
+    draws = objective.draw(9)._replace(t=torch.full((9,), 600))
+    assert objective.retriever is not None
+    value = objective.retriever.retrieve(objective.latents, draws.eps)
+    betas = np.linspace(0.0015**0.5, 0.0155**0.5, 1000) ** 2
+    abar = np.concatenate([[1.0], np.cumprod(1 - betas)])
+    ratio = abar[600] / abar[V]
+    expected = ratio**0.5 * value + (1 - ratio) ** 0.5 * draws.onward
+    seen: list[Tensor] = []
+    objective.denoiser.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    objective.losses(torch.arange(9), draws)
+    torch.testing.assert_close(seen[-1], expected.float(), rtol=1e-3, atol=1e-4)
+    assert trained_timesteps(later) == 600
+    t = objective.draw(20_000).t
+    assert (int(t.min()), int(t.max())) == (1, 600)
+
+
 def test_dropped_labels_become_the_null_class(public_bundle: Path, tiny_settings: Settings) -> None:
     objective = make_objective(Bundle.open(public_bundle, "--base"), tiny_settings, "ldm", dropout=0.3)
     share = objective.draw(50_000).dropped.float().mean().item()

@@ -1,0 +1,247 @@
+"""Letters -> MNIST, from raw data to a table: every step is a command that a user would run, and none is run twice.
+
+Results go to `--report`: `results.json`, `README.md` (the table) and `samples.png`. Numbers are accuracies on the real
+test set of classifiers that are trained on synthetic images only, by the field's protocol (`rapid evaluate`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from rapid.files import replacing, write_json
+from rapid.pictures import table
+
+PRESET = "letters-mnist"
+OBJECTIVES = ("rapid", "late", "ldm")
+STEPS = {0.2: 80, 1.0: 150, 10.0: 600}
+"""Private steps by epsilon: less noise pays for more steps. All other settings are those of the preset."""
+NETWORKS = ("resnet", "wideresnet", "resnext")
+TARGETS = {0.2: 94.0, 1.0: 97.0, 10.0: 98.4}
+FIELD = {0.2: "86.3 (DPDM, CNN)", 1.0: "95.6 (DP-FETA)", 10.0: "98.1 (DP-FETA)"}
+"""The best figures without overlap of public and private images: DPImageBench, and DPDM's own table at 0.2."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    objective: str
+    epsilon: float
+
+    @property
+    def name(self) -> str:
+        """Name of its files."""
+        return f"{self.objective}-{self.epsilon:g}"
+
+
+class Bench:
+    """The folder in which a benchmark runs.
+
+    Args:
+        out: holds bundles, images and reports.
+        data: holds the four image sets.
+        count: synthetic images for each seed.
+        classifiers: for `rapid evaluate`.
+    """
+
+    def __init__(self, out: Path, data: Path, count: int, classifiers: str) -> None:
+        self.out, self.data, self.count, self.classifiers = out, data, count, classifiers
+        out.mkdir(parents=True, exist_ok=True)
+        self._times = out / "times.json"
+
+    @property
+    def times(self) -> dict[str, float]:
+        """Seconds of each step; what a stopped run took is counted, too."""
+        found: dict[str, float] = json.loads(self._times.read_text()) if self._times.exists() else {}
+        return found
+
+    def rapid(self, step: str, done: Path, *arguments: object) -> None:
+        """Run a command of rapid, unless `done` is there."""
+        if done.exists():
+            return
+        command = [sys.executable, "-m", "rapid", *map(str, arguments)]
+        print(f"== {step}: rapid {' '.join(command[3:])}", flush=True)
+        begin = time.monotonic()
+        try:
+            subprocess.run(command, check=True)
+        finally:
+            write_json(self._times, self.times | {step: self.times.get(step, 0.0) + time.monotonic() - begin})
+
+    def set(self, name: str) -> Path:
+        """An image set."""
+        return self.data / f"{name}.npz"
+
+    def public(self) -> Path:
+        """The public bundle."""
+        bundle = self.out / "public"
+        sets = ("--public", self.set("letters"), "--public", self.set("devanagari"))
+        self.rapid(
+            "public", bundle / "config.json", "build-kb", *sets, "--preset", PRESET, "--out", bundle, *_resume(bundle)
+        )
+        return bundle
+
+    def private(self, row: Row) -> Path:
+        """The private bundle of a row."""
+        bundle, base = self.out / row.name, self.public()
+        settings = [f"private.objective={row.objective}", f"private.steps={STEPS.get(row.epsilon, STEPS[1.0])}"]
+        self.rapid(
+            row.name,
+            bundle / "config.json",
+            *("train-private", "--base", base, "--private", self.set("mnist-train"), "--epsilon", row.epsilon),
+            *(word for setting in settings for word in ("--set", setting)),
+            *("--preset", PRESET, "--out", bundle, *_resume(bundle)),
+        )
+        return bundle
+
+    def images(self, row: Row, seed: int) -> Path:
+        """Balanced synthetic images; at epsilon 0 those of the public model, whose classes are dealt to the digits."""
+        target = self.out / f"{row.name}-seed{seed}.npz"
+        if row.epsilon > 0:
+            model = self.private(row)
+            arguments = ("generate", "--model", model, "--count", self.count, "--seed", seed, "--out", target)
+            self.rapid(f"{row.name}-generate{seed}", target, *arguments)
+            return target
+        drawn = self.out / f"{row.name}-public{seed}.npz"
+        model = self.public()
+        how = ("--set", "generation.retrieval=query")
+        arguments = ("generate", "--model", model, "--count", self.count, "--seed", seed, *how, "--out", drawn)
+        self.rapid(f"{row.name}-generate{seed}", drawn, *arguments)
+        if not target.exists():
+            found = np.load(drawn)
+            with replacing(target) as path, path.open("wb") as stream:
+                np.savez(stream, images=found["images"], labels=found["labels"] % 10, classes=list("0123456789"))
+        return target
+
+    def report(self, row: Row, seed: int) -> Json:
+        """What `rapid evaluate` says of the images of a seed."""
+        images, target = self.images(row, seed), self.out / f"{row.name}-seed{seed}.json"
+        sets = ("--public", self.set("letters"), "--public", self.set("devanagari"))
+        arguments = ("evaluate", "--synthetic", images, "--real", self.set("mnist-test"), *sets)
+        self.rapid(f"{row.name}-evaluate{seed}", target, *arguments, "--classifiers", self.classifiers, "--out", target)
+        found: Json = json.loads(target.read_text())
+        return found
+
+
+def summarise(bench: Bench, row: Row, reports: Sequence[Json]) -> Json:
+    """One line of the table as numbers: accuracies in percent, mean and range over the seeds."""
+    utility = [report["utility"]["synthetic"] for report in reports]
+    accuracies = {
+        name: [100 * found["networks"][name]["accuracy"] for found in utility] for name in utility[0]["networks"]
+    }
+    means = [100 * found["mean"] for found in utility if found["mean"] is not None]
+    times = bench.times
+    private = bench.out / row.name / "privacy.json"
+    settings = bench.out / row.name / "config.json"
+    return {
+        "objective": row.objective,
+        "epsilon": row.epsilon,
+        "seeds": len(reports),
+        "networks": accuracies,
+        "mean": means,
+        "fidelity": [report["fidelity"]["synthetic"] for report in reports],
+        "seconds": {
+            "private": times.get(row.name),
+            "generation": [times.get(f"{row.name}-generate{seed}") for seed in range(len(reports))],
+            "evaluation": [times.get(f"{row.name}-evaluate{seed}") for seed in range(len(reports))],
+        },
+        "privacy": json.loads(private.read_text()) if private.exists() else None,
+        "settings": json.loads(settings.read_text())["settings"] if settings.exists() else None,
+    }
+
+
+def write_results(report: Path, bench: Bench, rows: Sequence[Json]) -> None:
+    """Write `results.json` and the table."""
+    report.mkdir(parents=True, exist_ok=True)
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    content = {"machine": machine, "images": bench.count, "seconds_public": bench.times.get("public"), "rows": rows}
+    write_json(report / "results.json", content)
+    columns = ["epsilon", "objective", *NETWORKS, "small", "mean of the three", "best of the field", "target"]
+    columns += ["private min", "generation min"]
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    for row in rows:
+        cells = [_interval(row["networks"].get(name, [])) for name in (*NETWORKS, "small")]
+        seconds = row["seconds"]
+        made = [second for second in seconds["generation"] if second is not None]
+        lines.append(
+            f"| {row['epsilon']:g} | {row['objective']} | {' | '.join(cells)} | **{_interval(row['mean'])}** "
+            f"| {FIELD.get(row['epsilon'], '')} | {TARGETS.get(row['epsilon'], '')} "
+            f"| {_minutes(seconds['private'])} | {_minutes(statistics.mean(made) if made else None)} |"
+        )
+    public = (
+        f"Public stage: {_minutes(content['seconds_public'])} minutes. Machine: {machine}. {bench.count:,} synthetic "
+        "images for each seed; accuracies on mnist-test in percent, mean (lowest to highest).\n"
+    )
+    with replacing(report / "table.md") as target:
+        target.write_text("\n".join([*lines, "", public]), encoding="utf-8")
+    print("\n".join([*lines, "", public]))
+
+
+def samples_picture(bench: Bench, rows: Sequence[Row]) -> Image.Image:
+    """The first images of each class at each epsilon, one row of the table below the other."""
+    pictures = []
+    for row in rows:
+        found = np.load(bench.images(row, 0))
+        lines = [(str(label), found["images"][found["labels"] == label][:20]) for label in range(10)]
+        pictures.append(table(lines, title=f"{row.objective}, epsilon = {row.epsilon:g}", scale=1))
+    width = max(picture.shape[1] for picture in pictures)
+    padded = [np.pad(p, ((0, 0), (0, width - p.shape[1]), (0, 0)), constant_values=255) for p in pictures]
+    return Image.fromarray(np.concatenate(padded))
+
+
+def _resume(bundle: Path) -> tuple[str, ...]:
+    return ("--resume",) if bundle.exists() else ()
+
+
+def _interval(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    spread = f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{spread}"
+
+
+def _minutes(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds / 60:.1f}"
+
+
+def main() -> None:
+    """Run what is asked for and not yet done; then write the table of it."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of the four .npz files")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmark-mnist"))
+    parser.add_argument("--report", type=Path, default=Path("benchmarks/letters-mnist"))
+    parser.add_argument("--epsilons", default="1,0.2,10", help="0: the public model alone")
+    parser.add_argument("--objectives", default="rapid", help=f"some of {','.join(OBJECTIVES)}")
+    parser.add_argument("--seeds", type=int, default=1, help="seeds 0 to SEEDS - 1 of the generation")
+    parser.add_argument("--count", type=int, default=60_000)
+    parser.add_argument("--classifiers", default="all")
+    options = parser.parse_args()
+    bench = Bench(options.out, options.data, options.count, options.classifiers)
+    wanted = [float(text) for text in options.epsilons.split(",")]
+    rows = [Row(name, epsilon) for epsilon in wanted for name in options.objectives.split(",") if epsilon > 0]
+    rows += [Row("public", 0.0)] if 0.0 in wanted else []
+    results = []
+    for row in rows:
+        results.append(summarise(bench, row, [bench.report(row, seed) for seed in range(options.seeds)]))
+        write_results(options.report, bench, sorted(results, key=lambda found: (found["epsilon"], found["objective"])))
+    with replacing(options.report / "samples.png") as target:
+        samples_picture(bench, sorted(rows, key=lambda row: row.epsilon)).save(target)
+
+
+if __name__ == "__main__":
+    main()
