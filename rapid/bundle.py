@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 import rapid
@@ -17,6 +19,7 @@ from rapid.models import Autoencoder, Denoiser, Judge, TrajectoryEncoder
 
 CONFIG = "config.json"
 PRIVACY = "privacy.json"
+PRINTS = "prints.npy"
 Kind = Literal["public", "private"]
 
 
@@ -36,7 +39,8 @@ class BundleConfig(BaseModel):
     """Content of `config.json`.
 
     `networks` holds the sha256 of each network's folder. In a private bundle `denoiser` is the privately trained one,
-    and `public_denoiser` the one that makes queries and that the knowledge base was built with.
+    and `public_denoiser` the one that makes queries and that the knowledge base was built with. `prints` is the sha256
+    of `prints.npy`, which only public bundles have.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,6 +52,7 @@ class BundleConfig(BaseModel):
     classes: tuple[str, ...]
     public: PublicData
     networks: dict[str, str]
+    prints: str | None = None
 
 
 class Bundle:
@@ -122,6 +127,23 @@ class Bundle:
             return KnowledgeBase.open(self.path / "knowledge_base", networks)
         except KnowledgeBaseError as error:
             raise InputError(f"{self.path / 'knowledge_base'}: {error}") from None
+
+    def prints(self) -> NDArray[np.uint8]:
+        """The prints of all public images, uint8 (M, 256), of a public bundle; memory-mapped.
+
+        Raises:
+            InputError: missing or damaged.
+        """
+        path = self.path / PRINTS
+        if self.config.prints is None:
+            raise InputError(
+                f"{self.path}: has no {PRINTS}, as it was made by an earlier version of rapid; finish it by build-kb "
+                "--resume with the same images and settings, or do without the check: --set private.overlap.share=0"
+            )
+        if not path.is_file() or content_hash(path) != self.config.prints:
+            raise InputError(f"{path}: is missing or not the one that the bundle was written with; copy it again")
+        stored: NDArray[np.uint8] = np.load(path, mmap_mode="r")
+        return stored
 
 
 def knowledge_base_networks(config: BundleConfig) -> dict[str, str]:

@@ -32,7 +32,7 @@ def privacy_in_words(statement: dict[str, Any]) -> str:
         f"of every possible outcome by a factor of at most e^{epsilon:.3g}, except for a probability of "
         f"{delta:.2g}. This holds for the model and for all images made with it, however many. "
         f"Adjacency: {statement['adjacency']}; unit: {statement['unit']}; accountant: {statement['accountant']}."
-        f"{people} "
+        f"{people} {_overlap_in_words(statement)} "
         "The number of private images and the list of classes count as public. Choosing settings by looking at the "
         "private images is not covered."
     )
@@ -44,7 +44,8 @@ def public_card(config: BundleConfig) -> str:
     return f"""# Public bundle ({settings.preset})
 
 Made by rapid {config.rapid} from public images only: {", ".join(public.sources)} ({public.pre_training:,} images to
-train the networks, {public.reference:,} others for the knowledge base; the split is in `split.npz`).
+train the networks, {public.reference:,} others for the knowledge base; the split is in `split.npz`). `prints.npy` holds
+a grey thumbnail of each, by which `train-private` sees that no private images are among them.
 
 Latents: {"x".join(str(n) for n in settings.latent_shape)}. Query at step k = {settings.retrieval.k}, value at step
 v = {settings.retrieval.v}, of T = {settings.schedule.timesteps}.
@@ -68,6 +69,7 @@ def private_card(config: BundleConfig, statement: dict[str, Any]) -> str:
 | sample_rate, steps | {statement["sample_rate"]:.4g}, {statement["steps"]} |
 | clip_norm | {statement["clip_norm"]} |
 | judge | {_judge(statement)} |
+| overlap check | {_overlap(statement)} |
 | noise | {statement["noise_source"]} |
 | made | {statement["created"]}, rapid {config.rapid} |
 
@@ -81,6 +83,36 @@ Use: `rapid generate --model THIS --count 100 --out images.npz`, or `rapid serve
 Not for: facts about single people, or conclusions that rest on rare cases; differential privacy hides exactly these.
 Synthetic images can show public neighbours' traits and are not a substitute for validation on real data.
 """
+
+
+def _checked(statement: dict[str, Any]) -> dict[str, Any] | None:
+    """The overlap check of a statement; None if it was not made, as by earlier versions."""
+    check = statement.get("overlap_check")
+    return check if isinstance(check, dict) else None
+
+
+def _overlap_in_words(statement: dict[str, Any]) -> str:
+    check = _checked(statement)
+    if check is None:
+        return "It was not checked whether private images are among the public ones, which have no protection."
+    least = check["almost_surely_refused_from"]
+    if least > statement["dataset_size"]:
+        return (
+            "Whether private images are among the public ones, which have no protection, is not known: a noisy count, "
+            "part of epsilon, gave no sign of it, but the private images are too few for it to be sure."
+        )
+    return (
+        "A noisy count, part of epsilon, gave no sign that private images are among the public ones, which have no "
+        f"protection; copies of {least:,} of them or more would almost surely have been seen, but none that are moved, "
+        "turned or cropped."
+    )
+
+
+def _overlap(statement: dict[str, Any]) -> str:
+    check = _checked(statement)
+    if check is None:
+        return "not made"
+    return f"noise_multiplier {check['noise_multiplier']:.4g}, once on all images, counted in epsilon"
 
 
 def _judge(statement: dict[str, Any]) -> str:

@@ -98,14 +98,16 @@ def plan(options: argparse.Namespace) -> None:
         "multiplicity": settings.private.multiplicity,
         "group_size": settings.private.group_size,
         "judge_share": settings.private.judge.share if judged else 0,
+        "overlap_share": settings.private.overlap.share,
         "parameters": parameters,
     }
     if options.json:
         print(json.dumps(common | {"plans": rows}, indent=2))
         return
     print(f"{size:,} private images, delta {delta:.2g}, {parameters:,} trained parameters ({settings.preset})")
-    if common["judge_share"]:
-        print(f"epsilon is that of all together; the judge by itself would spend {common['judge_share']:g} of it")
+    shares = {"the judge": common["judge_share"], "the overlap check": common["overlap_share"]}
+    if spent := [f"{name} by itself would spend {share:g} of it" for name, share in shares.items() if share]:
+        print(f"epsilon is that of all together; {', '.join(spent)}")
     print()
     print(table(rows, settings.private.group_size))
     print(f"\n{EXPLANATION}")

@@ -177,6 +177,12 @@ class PrivateJudgeSettings(Section):
     learning_rate: float = Field(15.0, gt=0)
 
 
+class OverlapSettings(Section):
+    """The check that no private images are among the public ones, before anything is trained."""
+
+    share: float = Field(0.05, ge=0, lt=1, description="of epsilon that it would spend by itself; 0: no check")
+
+
 class PrivateSettings(Section):
     """The private stage (Algorithm 2). Only public numbers: nothing here may be derived from private images."""
 
@@ -198,6 +204,7 @@ class PrivateSettings(Section):
     trainable: tuple[str, ...] = Field(("*",), description="patterns of the parameter names that are trained")
     optimizer: Literal["adam", "momentum"] = Field("adam", description="momentum: gradient descent, momentum 0.9")
     judge: PrivateJudgeSettings = PrivateJudgeSettings()
+    overlap: OverlapSettings = OverlapSettings()
     multiplicity: int = Field(
         1, ge=1, description="draws of noise and timestep averaged for each image, before clipping"
     )

@@ -28,6 +28,6 @@ class InputError(RapidError):
 
 
 class PrivacyRefused(RapidError):
-    """Refused for privacy: nothing was computed from the private images."""
+    """Refused for privacy: nothing is made known of the private images but what the message tells, if anything."""
 
     exit_code = 3

@@ -7,6 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from rapid.config import Settings
 from rapid.errors import InputError
 from rapid.files import write_json
 
@@ -24,7 +27,8 @@ class Workspace:
     def enter(cls, out: Path, command: str, plan: dict[str, Any], *, resume: bool) -> Workspace:
         """Begin in a new or empty folder, or with `resume` go on in one with the same command and plan.
 
-        The plan must hold public facts only: it is written to disk.
+        The plan must hold public facts only: it is written to disk. A setting that is newer than an earlier run counts
+        as its default there.
 
         Raises:
             InputError: the folder holds something else, or another plan, or an unfinished run without `resume`.
@@ -42,7 +46,8 @@ class Workspace:
         if not resume:
             raise InputError(f"--out {out}: holds an earlier run; go on with --resume or give a new folder")
         # what was written went through JSON, so what it is compared with must too
-        difference = _first_difference(json.loads(file.read_text(encoding="utf-8")), json.loads(json.dumps(written)))
+        earlier = _with_defaults(json.loads(file.read_text(encoding="utf-8")))
+        difference = _first_difference(earlier, json.loads(json.dumps(written)))
         if difference is not None:
             raise InputError(f"--out {out}: the earlier run differs in '{difference}'; use the same, or a new folder")
         return workspace
@@ -59,6 +64,13 @@ class Workspace:
         scratch = [path for path in self.out.glob(".*.*") if path.is_dir()]
         for path in (*scratch, *(path for path in self._checkpoints.iterdir() if path.name != PLAN)):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _with_defaults(plan: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return plan | {"settings": Settings.model_validate(plan["settings"]).model_dump(mode="json")}
+    except (KeyError, ValidationError):
+        return plan
 
 
 def _first_difference(first: Any, second: Any, name: str = "") -> str | None:

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 from opacus.accountants import PRVAccountant, RDPAccountant
-from scipy.stats import binom
+from scipy.optimize import brentq
+from scipy.stats import binom, norm
 
 from rapid.errors import InputError
 
@@ -127,6 +128,31 @@ def group_epsilon(releases: Sequence[Release], delta: float, group_size: int) ->
 
 def _taken(releases: Sequence[Release]) -> list[Release]:
     return [release for release in releases if release.steps > 0]
+
+
+def single_noise_multiplier(epsilon: float, delta: float) -> float:
+    """The noise multiplier with which one Gaussian release is (epsilon, delta)-DP, in closed form.
+
+    delta = Phi(1 / (2 s) - epsilon s) - e^epsilon Phi(-1 / (2 s) - epsilon s) for noise multiplier s (Balle and Wang
+    2018). Unlike numerical composition it is good for an epsilon however small; a composition that holds the release
+    is still what is to be told.
+
+    Args:
+        epsilon: > 0.
+        delta: in (0, 1).
+    """
+
+    def excess(logarithm: float) -> float:
+        s = math.exp(logarithm)
+        return float(norm.cdf(0.5 / s - epsilon * s) - math.exp(epsilon + norm.logcdf(-0.5 / s - epsilon * s))) - delta
+
+    high = 0.0
+    while excess(high) > 0:
+        high += 1
+    low = high - 1
+    while excess(low) <= 0:
+        low -= 1
+    return math.exp(brentq(excess, low, high))
 
 
 def solve_noise_multiplier(

@@ -1,27 +1,33 @@
-"""How one epsilon is shared between what is trained privately: the judge's linear layer, and the denoiser."""
+"""How one epsilon is shared between what is made known of the private images: the overlap, the judge, the denoiser."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from rapid.config import PrivateSettings
-from rapid.private.plan import Plan
+from rapid.private.accountant import Release, single_noise_multiplier
+from rapid.private.plan import Plan, check_budget
+
+FINEST_OVERLAP = 1e-4
+"""Share of the private images that the noise of the overlap check is never smaller than: some are alike by chance."""
 
 
 class Budget(NamedTuple):
     """The plans of one private stage."""
 
+    overlap: Release | None
+    """Of the overlap check, with sensitivity 1; None if it is not made."""
     judge: Plan | None
     """Of the judge's linear layer, by itself; None without a judge."""
     denoiser: Plan
-    """Of the denoiser; its `others` hold what the judge releases, so its epsilon is that of the whole stage."""
+    """Of the denoiser; its `others` hold what the two others release, so its epsilon is that of the whole stage."""
 
 
 def allot(settings: PrivateSettings, size: int, epsilon: float, delta: float, *, judged: bool) -> Budget:
     """Plans that together spend at most `epsilon` at `delta`, for one image.
 
-    The judge would spend `judge.share` of epsilon by itself. Releases compose like squares rather than like sums, so
-    the noise of the denoiser rises by much less than that share.
+    The overlap check would spend `overlap.share` of epsilon by itself, or less, and the judge `judge.share`. Releases
+    compose like squares rather than like sums, so the noise of the denoiser rises by much less than these shares.
 
     Args:
         settings: expected batch, steps, clip norms and shares.
@@ -33,6 +39,11 @@ def allot(settings: PrivateSettings, size: int, epsilon: float, delta: float, *,
     Raises:
         InputError: an argument out of range; the message names the command-line argument.
     """
+    check_budget(epsilon, delta, size)
+    overlap = None
+    if settings.overlap.share > 0:
+        noise = single_noise_multiplier(epsilon * settings.overlap.share, delta)
+        overlap = Release(max(noise, 1.0, FINEST_OVERLAP * size), 1.0, 1)
     judge = None
     if judged and settings.judge.share > 0:
         judge = Plan.solve(
@@ -53,6 +64,6 @@ def allot(settings: PrivateSettings, size: int, epsilon: float, delta: float, *,
         clip_norm=settings.clip_norm,
         multiplicity=settings.multiplicity,
         group_size=settings.group_size,
-        others=judge.releases() if judge else (),
+        others=[*([overlap] if overlap else []), *(judge.releases() if judge else [])],
     )
-    return Budget(judge, denoiser)
+    return Budget(overlap, judge, denoiser)

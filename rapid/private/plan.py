@@ -17,6 +17,18 @@ def default_delta(dataset_size: int) -> float:
     return 1 / (dataset_size * max(2.0, math.log(dataset_size)))
 
 
+def check_budget(epsilon: float, delta: float, dataset_size: int) -> None:
+    """Refuse what is no budget.
+
+    Raises:
+        InputError: an argument out of range; the message names the command-line argument.
+    """
+    if not epsilon > 0 or math.isinf(epsilon):
+        raise InputError(f"--epsilon {epsilon}: must be a positive number, such as 1 or 10")
+    if not 0 < delta < 1:
+        raise InputError(f"--delta {delta}: must lie in (0, 1), and well under 1/N = {1 / dataset_size:.1e}")
+
+
 class Plan(BaseModel):
     """Public numbers that fix what a private training releases.
 
@@ -75,10 +87,7 @@ class Plan(BaseModel):
         Raises:
             InputError: an argument out of range; the message names the command-line argument.
         """
-        if not epsilon > 0 or math.isinf(epsilon):
-            raise InputError(f"--epsilon {epsilon}: must be a positive number, such as 1 or 10")
-        if not 0 < delta < 1:
-            raise InputError(f"--delta {delta}: must lie in (0, 1), and well under 1/N = {1 / dataset_size:.1e}")
+        check_budget(epsilon, delta, dataset_size)
         if expected_batch > dataset_size:
             raise InputError(
                 f"--set private.expected_batch={expected_batch}: is larger than the private set; "

@@ -23,6 +23,7 @@ from rapid.models import Denoiser, Judge
 from rapid.private.budget import Budget, allot
 from rapid.private.judge import train_judge
 from rapid.private.objectives import PrivateObjective, Retriever, uses_retrieval
+from rapid.private.overlap import check_overlap, smallest_found
 from rapid.private.plan import Plan, default_delta
 from rapid.private.randomness import Randomness
 from rapid.private.ranks import Ranks
@@ -65,6 +66,7 @@ def train_private_bundle(
 
     Raises:
         InputError: bad images or arguments, or an `out` that holds something else.
+        PrivacyRefused: private images are among the public ones of `base`.
         LostRank: another rank is gone.
     """
     ranks = ranks or Ranks()
@@ -77,6 +79,8 @@ def train_private_bundle(
         denoiser = public.public_denoiser().with_classes(len(images.classes)).to(device)
         select_trainable(denoiser, settings.private.trainable)
         judged = "judge" in public.config.networks and images.labels is not None
+        if settings.private.overlap.share > 0:
+            public.prints()
         return public, images, denoiser, _budget(len(images), settings.private, epsilon, delta, judged=judged)
 
     ranks.agree("--device", device.type.encode())
@@ -87,6 +91,7 @@ def train_private_bundle(
     record = {
         "settings": settings.model_dump(mode="json"),
         "plan": budget.denoiser.model_dump(mode="json"),
+        "overlap": budget.overlap,
         "judge": budget.judge.model_dump(mode="json") if budget.judge else None,
         "base": public.config.networks,
         "classes": list(images.classes),
@@ -96,6 +101,16 @@ def train_private_bundle(
     ranks.together(lambda: Workspace.enter(out, "train-private", record, resume=resume) if ranks.first else None)
     workspace = Workspace(out)
     part = _part(images, ranks)
+    if budget.overlap is not None and not ranks.share(is_finished(out)):
+        check_overlap(
+            part.images,
+            public.prints(),
+            budget.overlap,
+            workspace.checkpoint("overlap").with_suffix(".json"),
+            ranks,
+            size=len(images),
+            delta=budget.denoiser.delta,
+        )
     if budget.judge is not None:
         _train_judge(public, part, budget.judge, workspace, settings, device, ranks)
     _train_denoiser(public, part, denoiser, budget, workspace, settings, device, ranks)
@@ -164,6 +179,12 @@ def _budget(size: int, settings: PrivateSettings, epsilon: float, delta: float |
     budget = allot(settings, size, epsilon, chosen, judged=judged)
     # now, because it may not be computable, and steps must not be spent for a statement that cannot be made
     budget.denoiser.epsilon_group()
+    if budget.overlap and (least := smallest_found(budget.overlap)) > size and process_rank() == 0:
+        warnings.warn(
+            f"at this epsilon the overlap check would need {least:,} images to be sure to find that public and private "
+            f"ones overlap, and --private has {size:,}: make sure of it yourself",
+            stacklevel=2,
+        )
     if chosen > 1 / size and process_rank() == 0:
         warnings.warn(
             f"--delta {chosen:g} is more than 1/N = {1 / size:.1e}: publishing a random image would satisfy it",

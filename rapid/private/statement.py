@@ -9,9 +9,11 @@ from typing import Any
 
 import rapid
 from rapid.config import PrivateSettings
+from rapid.prints import LIKENESS, SIDE
 from rapid.private.accountant import accountant_name, group_accountant_name
 from rapid.private.budget import Budget
-from rapid.private.randomness import NOISE_SOURCES
+from rapid.private.overlap import REFUSED, smallest_found
+from rapid.private.randomness import NOISE_SOURCES, Randomness
 
 PACKAGES = ("torch", "opacus", "diffusers", "faiss-cpu", "faiss-gpu-cu12", "numpy", "cryptography", "dp-accounting")
 
@@ -42,6 +44,7 @@ def privacy_statement(budget: Budget, settings: PrivateSettings) -> dict[str, An
         "multiplicity": plan.multiplicity,
         "dataset_size": plan.dataset_size,
         "noise_source": NOISE_SOURCES[settings.noise_source],
+        "overlap_check": _overlap_check(budget),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "packages": {"rapid": rapid.__version__, **_versions()},
     }
@@ -62,6 +65,21 @@ def privacy_statement(budget: Budget, settings: PrivateSettings) -> dict[str, An
             "accountant": group_accountant_name(),
         }
     return statement
+
+
+def _overlap_check(budget: Budget) -> dict[str, Any] | str:
+    if budget.overlap is None:
+        return "not made"
+    return {
+        "mechanism": "number of private images with a near-duplicate among all public ones, Gaussian noise, once",
+        "near_duplicate": f"correlation of {SIDE}x{SIDE} grey thumbnails of {LIKENESS} or more",
+        "noise_multiplier": budget.overlap.noise_multiplier,
+        "sample_rate": budget.overlap.sample_rate,
+        "steps": budget.overlap.steps,
+        "noise_source": NOISE_SOURCES[Randomness.source],
+        "refused_above": REFUSED * budget.overlap.noise_multiplier,
+        "almost_surely_refused_from": smallest_found(budget.overlap),
+    }
 
 
 def _round_up(epsilon: float) -> float:

@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from index import KnowledgeBaseError, load_faiss
-from rapid.bundle import Bundle, BundleConfig, PublicData, is_finished, write_config
+from rapid.bundle import PRINTS, Bundle, BundleConfig, PublicData, is_finished, write_config
 from rapid.card import public_card
 from rapid.config import Settings
 from rapid.data import ImageSet, fit_images, join, load_images, split_indices
 from rapid.errors import InputError
 from rapid.files import content_hash, replacing
 from rapid.models import Autoencoder, Denoiser, Judge, TrajectoryEncoder
+from rapid.prints import prints
 from rapid.public.judge import train_judge
 from rapid.public.knowledge_base import build_knowledge_base
 from rapid.public.networks import encode_views, train_autoencoder, train_denoiser, train_encoder
@@ -63,14 +64,38 @@ def build_public_bundle(
     plan = {"settings": settings.model_dump(mode="json"), "public": data.model_dump(mode="json")}
     workspace = Workspace.enter(out, "build-kb", plan, resume=resume)
     if is_finished(out):
-        return Bundle.open(out, "--out", "public")
+        return _with_prints(Bundle.open(out, "--out", "public"), images)
     sources = np.repeat(np.arange(len(sets)), [len(part) for part in sets])
     hashes = _train_and_build(images, sources, (pre, reference), workspace, settings, device)
-    config = BundleConfig(kind="public", settings=settings, classes=images.classes, public=data, networks=hashes)
+    config = BundleConfig(
+        kind="public",
+        settings=settings,
+        classes=images.classes,
+        public=data,
+        networks=hashes,
+        prints=_write_prints(out, images),
+    )
     (out / "README.md").write_text(public_card(config), encoding="utf-8")
     write_config(out, config)
     workspace.leave()
     return Bundle.open(out, "--out", "public")
+
+
+def _write_prints(out: Path, images: ImageSet) -> str:
+    """Write the prints of all public images, D_pre and D_ref, as they are; returns the file's hash."""
+    with replacing(out / PRINTS) as target:
+        np.save(target, prints(images.images))
+    return content_hash(out / PRINTS)
+
+
+def _with_prints(bundle: Bundle, images: ImageSet) -> Bundle:
+    """The finished bundle; one of an earlier version, which had no prints, gets them."""
+    if bundle.config.prints is not None:
+        return bundle
+    config = bundle.config.model_copy(update={"prints": _write_prints(bundle.path, images)})
+    (bundle.path / "README.md").write_text(public_card(config), encoding="utf-8")
+    write_config(bundle.path, config)
+    return Bundle.open(bundle.path, "--out", "public")
 
 
 def _train_and_build(

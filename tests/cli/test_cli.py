@@ -169,10 +169,12 @@ def test_plan_prints_what_trainings_would_cost(paths: Paths, capfd: pytest.Captu
     assert main([*command.split(), "--set", "private.multiplicity=3", "--set", "private.group_size=2"]) == 0
     judged = json.loads(capfd.readouterr().out)
     without = ["private.multiplicity=3", "private.group_size=2", "private.judge.share=0"]
+    without.append("private.overlap.share=0")
     assert main([*command.split(), *(part for override in without for part in ("--set", override))]) == 0
     found = json.loads(capfd.readouterr().out)
     assert found["dataset_size"] == 60000
     assert (judged["judge_share"], found["judge_share"]) == (0.4, 0)
+    assert (judged["overlap_share"], found["overlap_share"]) == (0.05, 0)
     for shared, alone in zip(judged["plans"], found["plans"], strict=True):
         assert 0.97 * shared["epsilon_wanted"] <= shared["epsilon_prv"] <= shared["epsilon_wanted"]
         assert shared["noise_multiplier"] > alone["noise_multiplier"]

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from rapid.errors import InputError
 from rapid.private import Plan, PrivateMechanism, Ranks
+from rapid.private.accountant import Release
+from rapid.private.overlap import noisy_count
 
 SIZE, BATCH = 41, [0, 1, 2, 5, 8, 13, 21, 34, 40]
 
@@ -82,6 +84,7 @@ def main(out: Path) -> None:
             "noise": [torch.cat([g.flatten() for g in silent.gradient()]) for _ in range(20)],
             "lonely": [torch.cat([g.flatten() for g in lonely.gradient()]) for _ in range(3)],
             "lonely steps": lonely.steps_taken,
+            "counts": [noisy_count(1000 + ranks.rank, Release(100.0, 1.0, 1), ranks) for _ in range(400)],
             "failure": [failure(ranks, rank) for rank in range(ranks.count)],
             "disagreement": disagreement(ranks),
             "shared": ranks.share({"from": ranks.rank}),

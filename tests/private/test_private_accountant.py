@@ -197,11 +197,13 @@ def test_a_plan_tells_its_group_and_its_work() -> None:
     assert plan.gradient_computations() == 100 * 50 * 4
     # 100 agreeing gradients of norm C against sqrt(parameters) * sigma * C
     assert plan.signal_to_noise(2500) == pytest.approx(100 / (2 * 50))
-    statement = privacy_statement(Budget(None, plan), PrivateSettings(noise_source="device", optimizer="momentum"))
+    budget = Budget(None, None, plan)
+    statement = privacy_statement(budget, PrivateSettings(noise_source="device", optimizer="momentum"))
     assert statement["group"]["size"] == 3
     assert statement["group"]["epsilon"] == pytest.approx(plan.epsilon_group(), abs=1e-5)
     assert "dp-accounting" in statement["group"]["accountant"]
     assert statement["mechanism"].endswith("gradient descent with momentum")
     assert "not cryptographic" in statement["noise_source"]
     assert "a person with 3 images" in privacy_in_words(statement | {"dataset_size": 1000})
-    assert "group" not in privacy_statement(Budget(None, plan.model_copy(update={"group_size": 1})), PrivateSettings())
+    alone = Budget(None, None, plan.model_copy(update={"group_size": 1}))
+    assert "group" not in privacy_statement(alone, PrivateSettings())

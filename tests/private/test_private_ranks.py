@@ -88,6 +88,11 @@ def test_noise_is_added_exactly_once(results: list[Result]) -> None:
     assert torch.corrcoef(steps).fill_diagonal_(0).abs().max() < 0.2
 
 
+def test_counts_of_the_ranks_add_up_with_noise_once(results: list[Result]) -> None:
+    assert results[0]["counts"] == results[1]["counts"]
+    assert stats.kstest(results[0]["counts"], "norm", args=(2001, 100)).pvalue > 1e-5
+
+
 def test_a_rank_without_examples_takes_the_same_steps(results: list[Result]) -> None:
     for result in results:
         assert result["lonely steps"] == 3
@@ -144,6 +149,16 @@ def test_bad_input_is_said_once(tmp_path: Path, public_bundle: Path) -> None:
     assert process.returncode != 0
     assert errors.count("does not exist; give a folder of images") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_an_overlap_is_refused_once(tmp_path: Path, public_bundle: Path, letters: Path) -> None:
+    out = tmp_path / "out"
+    process = torchrun(*arguments(public_bundle, letters, out, "--set", "private.overlap.share=0.5"))
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert errors.count("--private and --base overlap") == 1
+    assert "exitcode  : 3" in errors
+    assert sorted(p.name for p in out.iterdir()) == ["checkpoints"]
 
 
 def test_a_killed_rank_ends_the_job_which_can_be_resumed(tmp_path: Path, public_bundle: Path, digits: Path) -> None:
