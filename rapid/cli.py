@@ -21,8 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code: 0 done, 1 failure, 2 bad input or usage, 3 refused for privacy."""
     options = _parser().parse_args(arguments)
     warnings.showwarning = _show_warning
-    # read when torch is loaded: threads that wait for others give way soon (libgomp spins 60 times as long), which costs
-    # nothing on a free machine and makes one with another busy process two to ten times faster
+    # read when torch is loaded: threads that wait give way soon (libgomp spins 60 times as long), which costs next to
+    # nothing on a free machine, and makes one with another busy process two to ten times faster
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     from rapid.runtime import Interruption, keep_freed_memory
