@@ -46,11 +46,18 @@ class Workspace:
         if not resume:
             raise InputError(f"--out {out}: holds an earlier run; go on with --resume or give a new folder")
         # what was written went through JSON, so what it is compared with must too
-        earlier = _with_defaults(json.loads(file.read_text(encoding="utf-8")))
-        difference = _first_difference(earlier, json.loads(json.dumps(written)))
+        difference = _first_difference(workspace.earlier(), json.loads(json.dumps(written)))
         if difference is not None:
             raise InputError(f"--out {out}: the earlier run differs in '{difference}'; use the same, or a new folder")
         return workspace
+
+    def earlier(self) -> dict[str, Any] | None:
+        """The plan of an earlier run in this folder; None if there is none that can be read."""
+        try:
+            plan: dict[str, Any] = json.loads((self._checkpoints / PLAN).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return _with_defaults(plan)
 
     def checkpoint(self, name: str) -> Path:
         """File for the training state of `name`."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
 
 from rapid.config import PrivateSettings
+from rapid.errors import InputError
 from rapid.private.accountant import Release, single_noise_multiplier
 from rapid.private.plan import Plan, check_budget
 
 FINEST_OVERLAP = 1e-4
 """Share of the private images that the noise of the overlap check is never smaller than: some are alike by chance."""
+SOLVED_AGAIN = 1e-3
+"""By how much the epsilon of one plan may differ between machines, relatively."""
 
 
 class Budget(NamedTuple):
@@ -21,6 +25,36 @@ class Budget(NamedTuple):
     """Of the judge's linear layer, by itself; None without a judge."""
     denoiser: Plan
     """Of the denoiser; its `others` hold what the two others release, so its epsilon is that of the whole stage."""
+
+    def record(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {
+            "overlap": self.overlap,
+            "judge": self.judge.model_dump(mode="json") if self.judge else None,
+            "plan": self.denoiser.model_dump(mode="json"),
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], epsilon: float) -> Self:
+        """The budget of an earlier run, instead of one that is solved again and may differ in the last digit.
+
+        Args:
+            record: made by `record`, and read from JSON.
+            epsilon: what the run was asked to spend at most.
+
+        Raises:
+            InputError: the record was altered: its parts do not fit together, or would spend more.
+        """
+        altered = InputError("--resume: checkpoints/plan.json was altered; restore it, or begin in a new folder")
+        try:
+            overlap = None if record["overlap"] is None else Release(*record["overlap"])
+            judge = None if record["judge"] is None else Plan.model_validate(record["judge"])
+            denoiser = Plan.model_validate(record["plan"])
+        except (KeyError, TypeError, ValueError):
+            raise altered from None
+        if denoiser.others != _others(overlap, judge) or denoiser.epsilon() > epsilon * (1 + SOLVED_AGAIN):
+            raise altered
+        return cls(overlap, judge, denoiser)
 
 
 def allot(settings: PrivateSettings, size: int, epsilon: float, delta: float, *, judged: bool) -> Budget:
@@ -64,6 +98,10 @@ def allot(settings: PrivateSettings, size: int, epsilon: float, delta: float, *,
         clip_norm=settings.clip_norm,
         multiplicity=settings.multiplicity,
         group_size=settings.group_size,
-        others=[*([overlap] if overlap else []), *(judge.releases() if judge else [])],
+        others=_others(overlap, judge),
     )
     return Budget(overlap, judge, denoiser)
+
+
+def _others(overlap: Release | None, judge: Plan | None) -> tuple[Release, ...]:
+    return (*([overlap] if overlap else []), *(judge.releases() if judge else []))

@@ -8,6 +8,7 @@ import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +33,8 @@ from rapid.private.training import select_trainable, train_private
 from rapid.public.networks import encode_all
 from rapid.runtime import process_rank
 from rapid.workspace import Workspace
+
+Json = dict[str, Any]
 
 COPIED = ("autoencoder", "encoder", "knowledge_base")
 
@@ -71,7 +74,7 @@ def train_private_bundle(
     """
     ranks = ranks or Ranks()
 
-    def prepare() -> tuple[Bundle, ImageSet, Denoiser, Budget]:
+    def prepare() -> tuple[Bundle, ImageSet, Denoiser, Budget, Json]:
         if settings.private.noise_source == "device" and device.type == "cpu":
             raise InputError("--set private.noise_source=device: is for --device cuda; use chacha20 on a CPU")
         public = Bundle.open(base, "--base", "public")
@@ -81,21 +84,28 @@ def train_private_bundle(
         judged = "judge" in public.config.networks and images.labels is not None
         if settings.private.overlap.share > 0:
             public.prints()
-        return public, images, denoiser, _budget(len(images), settings.private, epsilon, delta, judged=judged)
+        # public numbers only: nothing that depends on the pixels or on how many images a class has
+        asked = {
+            "settings": settings.model_dump(mode="json"),
+            "epsilon": epsilon,
+            "delta": default_delta(len(images)) if delta is None else delta,
+            "dataset_size": len(images),
+            "base": public.config.networks,
+            "classes": list(images.classes),
+        }
+        return (
+            public,
+            images,
+            denoiser,
+            _budget(asked, settings.private, Workspace(out).earlier(), judged=judged),
+            asked,
+        )
 
     ranks.agree("--device", device.type.encode())
-    public, images, denoiser, budget = ranks.together(prepare)
+    public, images, denoiser, budget, asked = ranks.together(prepare)
     # the first rank's, because another kind of CPU may solve for another last digit
     budget = ranks.share(budget)
-    # public numbers only: nothing that depends on the pixels or on how many images a class has
-    record = {
-        "settings": settings.model_dump(mode="json"),
-        "plan": budget.denoiser.model_dump(mode="json"),
-        "overlap": budget.overlap,
-        "judge": budget.judge.model_dump(mode="json") if budget.judge else None,
-        "base": public.config.networks,
-        "classes": list(images.classes),
-    }
+    record = asked | budget.record()
     ranks.agree("the settings or --base", json.dumps(record, sort_keys=True).encode())
     ranks.agree("--private", images.fingerprint().encode())
     ranks.together(lambda: Workspace.enter(out, "train-private", record, resume=resume) if ranks.first else None)
@@ -174,9 +184,12 @@ def _part(images: ImageSet, ranks: Ranks) -> ImageSet:
     return replace(images, images=images.images[own], labels=labels)
 
 
-def _budget(size: int, settings: PrivateSettings, epsilon: float, delta: float | None, *, judged: bool) -> Budget:
-    chosen = default_delta(size) if delta is None else delta
-    budget = allot(settings, size, epsilon, chosen, judged=judged)
+def _budget(asked: Json, settings: PrivateSettings, earlier: Json | None, *, judged: bool) -> Budget:
+    """That of the earlier run in the same folder, if the same was asked for; otherwise a new one."""
+    size, delta = asked["dataset_size"], asked["delta"]
+    if earlier is not None and all(earlier.get(name) == value for name, value in asked.items()):
+        return Budget.from_record(earlier, asked["epsilon"])
+    budget = allot(settings, size, asked["epsilon"], delta, judged=judged)
     # now, because it may not be computable, and steps must not be spent for a statement that cannot be made
     budget.denoiser.epsilon_group()
     if budget.overlap and (least := smallest_found(budget.overlap)) > size and process_rank() == 0:
@@ -185,9 +198,9 @@ def _budget(size: int, settings: PrivateSettings, epsilon: float, delta: float |
             f"ones overlap, and --private has {size:,}: make sure of it yourself",
             stacklevel=2,
         )
-    if chosen > 1 / size and process_rank() == 0:
+    if delta > 1 / size and process_rank() == 0:
         warnings.warn(
-            f"--delta {chosen:g} is more than 1/N = {1 / size:.1e}: publishing a random image would satisfy it",
+            f"--delta {delta:g} is more than 1/N = {1 / size:.1e}: publishing a random image would satisfy it",
             stacklevel=2,
         )
     return budget

@@ -13,17 +13,36 @@ from sklearn.linear_model import LogisticRegression
 from rapid.bundle import Bundle
 from rapid.config import GenerationSettings, PrivateSettings, Settings, apply_overrides
 from rapid.data import fit_images, load_images, sample_path, to_unit_range
+from rapid.errors import InputError
 from rapid.generate import Generator
 from rapid.models import Judge
 from rapid.private import Ranks, train_private_bundle
 from rapid.private.accountant import prv_epsilon
-from rapid.private.budget import allot
+from rapid.private.budget import Budget, allot
 from rapid.private.judge import train_judge
 from rapid.private.training import learning_rate
 from rapid.public import build_public_bundle
 from rapid.public.judge import judge_features
 
 CPU = torch.device("cpu")
+
+
+def test_an_earlier_budget_is_taken_over_unless_it_was_altered() -> None:
+    budget = allot(PrivateSettings(expected_batch=50, steps=20), 500, 2.0, 1e-4, judged=True)
+    record = json.loads(json.dumps(budget.record()))
+    assert Budget.from_record(record, 2.0) == budget
+    # another machine may have solved for another last digit
+    other = record | {"plan": record["plan"] | {"noise_multiplier": record["plan"]["noise_multiplier"] * (1 - 1e-9)}}
+    assert Budget.from_record(other, 2.0).denoiser.noise_multiplier < budget.denoiser.noise_multiplier
+    for altered in (
+        record | {"plan": record["plan"] | {"noise_multiplier": 0.9 * record["plan"]["noise_multiplier"]}},
+        record | {"plan": record["plan"] | {"others": []}},
+        record | {"judge": None},
+        record | {"overlap": [1.0]},
+        {"plan": record["plan"]},
+    ):
+        with pytest.raises(InputError, match=r"plan\.json was altered"):
+            Budget.from_record(altered, 2.0)
 
 
 @pytest.mark.parametrize("epsilon", [0.2, 1.0, 10.0])

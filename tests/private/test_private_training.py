@@ -143,6 +143,27 @@ def test_what_is_written_and_said_depends_on_the_images_only_through_the_weights
     assert said[0][-1].split(":")[0] == said[1][-1].split(":")[0]
 
 
+def test_a_run_is_resumed_with_the_noise_that_it_began_with(
+    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: Settings
+) -> None:
+    """Solved again, with other threads or another CPU, the noise may differ in the last digit."""
+
+    def train(epsilon: float, *, resume: bool) -> Bundle | None:
+        return train_private_bundle(
+            public_bundle, digits, tmp_path / "out", tiny_settings, epsilon=epsilon, delta=None, device=CPU,
+            resume=resume,
+        )  # fmt: skip
+
+    train(5.0, resume=False)
+    file = tmp_path / "out" / "checkpoints" / "plan.json"
+    plan = json.loads(file.read_text())
+    plan["plan"]["noise_multiplier"] *= 1 + 1e-9
+    file.write_text(json.dumps(plan))
+    assert train(5.0, resume=True) is not None
+    with pytest.raises(InputError, match="epsilon"):
+        train(5.1, resume=True)
+
+
 def test_unlabelled_images_give_an_unconditional_model(
     tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: Settings
 ) -> None:
