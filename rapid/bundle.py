@@ -35,12 +35,30 @@ class PublicData(BaseModel):
     fingerprint: str
 
 
+class RetrievalAccuracy(BaseModel):
+    """How often the neighbours of public queries have the class of the query, measured by `build-kb`.
+
+    Attributes:
+        queries: number of images of D_pre, none of which is in the knowledge base.
+        top1: share whose nearest neighbour has its class.
+        top5: share with its class among the five nearest.
+        chance: what drawing an entry at random would give for top1.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    queries: int
+    top1: float
+    top5: float
+    chance: float
+
+
 class BundleConfig(BaseModel):
     """Content of `config.json`.
 
     `networks` holds the sha256 of each network's folder. In a private bundle `denoiser` is the privately trained one,
     and `public_denoiser` the one that makes queries and that the knowledge base was built with. `prints` is the sha256
-    of `prints.npy`, which only public bundles have.
+    of `prints.npy`, which only public bundles have; `retrieval` is told of labelled public images.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,6 +71,7 @@ class BundleConfig(BaseModel):
     public: PublicData
     networks: dict[str, str]
     prints: str | None = None
+    retrieval: RetrievalAccuracy | None = None
 
 
 class Bundle:

@@ -50,9 +50,19 @@ a grey thumbnail of each, by which `train-private` sees that no private images a
 Latents: {"x".join(str(n) for n in settings.latent_shape)}. Query at step k = {settings.retrieval.k}, value at step
 v = {settings.retrieval.v}, of T = {settings.schedule.timesteps}.
 Classes: {", ".join(config.classes) or "none (unlabelled)"}.
-
+{_retrieval(config)}
 It holds no private information. Next: `rapid train-private --base THIS --private PATH --epsilon 1 --out DIR`.
 """
+
+
+def _retrieval(config: BundleConfig) -> str:
+    found = config.retrieval
+    if found is None:
+        return ""
+    return (
+        f"Retrieval: of {found.queries:,} public queries {found.top1:.1%} have a nearest neighbour of their class, and "
+        f"{found.top5:.1%} one among the five nearest; by chance {found.chance:.1%} of the neighbours would.\n"
+    )
 
 
 def private_card(config: BundleConfig, statement: dict[str, Any]) -> str:

@@ -308,6 +308,7 @@ def describe(bundle: Bundle) -> dict[str, Any]:
         "networks": networks,
         "knowledge_base": {"entries": len(bundle.knowledge_base()), "index": settings.knowledge_base.index_type},
         "public": config.public.model_dump(mode="json", exclude={"fingerprint"}),
+        "retrieval": None if config.retrieval is None else config.retrieval.model_dump(mode="json"),
         "privacy": bundle.privacy,
     }
 

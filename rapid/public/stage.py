@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from index import KnowledgeBaseError, load_faiss
-from rapid.bundle import PRINTS, Bundle, BundleConfig, PublicData, is_finished, write_config
+from index import KnowledgeBase, KnowledgeBaseError, load_faiss
+from rapid.bundle import PRINTS, Bundle, BundleConfig, PublicData, RetrievalAccuracy, is_finished, write_config
 from rapid.card import public_card
 from rapid.config import Settings
 from rapid.data import ImageSet, fit_images, join, load_images, split_indices
@@ -22,6 +22,7 @@ from rapid.prints import prints
 from rapid.public.judge import train_judge
 from rapid.public.knowledge_base import build_knowledge_base
 from rapid.public.networks import encode_views, train_autoencoder, train_denoiser, train_encoder
+from rapid.public.retrieval import measure_retrieval
 from rapid.public.views import Views
 from rapid.workspace import Workspace
 
@@ -66,7 +67,7 @@ def build_public_bundle(
     if is_finished(out):
         return _with_prints(Bundle.open(out, "--out", "public"), images)
     sources = np.repeat(np.arange(len(sets)), [len(part) for part in sets])
-    hashes = _train_and_build(images, sources, (pre, reference), workspace, settings, device)
+    hashes, retrieval = _train_and_build(images, sources, (pre, reference), workspace, settings, device)
     config = BundleConfig(
         kind="public",
         settings=settings,
@@ -74,6 +75,7 @@ def build_public_bundle(
         public=data,
         networks=hashes,
         prints=_write_prints(out, images),
+        retrieval=retrieval,
     )
     (out / "README.md").write_text(public_card(config), encoding="utf-8")
     write_config(out, config)
@@ -105,8 +107,8 @@ def _train_and_build(
     workspace: Workspace,
     settings: Settings,
     device: torch.device,
-) -> dict[str, str]:
-    """Run the steps; returns the content hashes of the networks."""
+) -> tuple[dict[str, str], RetrievalAccuracy | None]:
+    """Run the steps; returns the content hashes of the networks, and how well retrieval works if there are labels."""
     pre, reference = split
     num_classes = len(images.classes)
     # without labels every image has the null class
@@ -157,5 +159,10 @@ def _train_and_build(
             hashes,
             device,
         )
+    retrieval = None
+    if images.labels is not None:
+        models = (autoencoder, denoiser, encoder)
+        entries = KnowledgeBase.open(workspace.out / "knowledge_base", hashes)
+        retrieval = measure_retrieval(settings, images.images[pre], all_labels[pre], models, entries, device)
     judge = workspace.out / "judge"
-    return hashes | ({"judge": content_hash(judge)} if judge.is_dir() else {})
+    return hashes | ({"judge": content_hash(judge)} if judge.is_dir() else {}), retrieval

@@ -189,3 +189,30 @@ def test_two_sets_of_other_size_are_joined_with_classes_apart(
     assert bundle.config.classes[-2:] == ("devanagari/A", "devanagari/ka")
     assert bundle.config.public.pre_training + bundle.config.public.reference == 100
     assert bundle.denoiser().num_classes == 15
+
+
+def test_retrieval_accuracy(public_bundle: Path, letters: Path, tiny_settings: Settings) -> None:
+    """Of D_pre against D_ref, with a search by hand over keys from the faiss file."""
+    bundle = Bundle.open(public_bundle, "--base")
+    found = bundle.config.retrieval
+    assert found is not None
+    pre = np.load(public_bundle / "split.npz")["pre_training"]
+    images = fit_images(load_images(letters, "-"), tiny_settings.image, "-")
+    assert images.labels is not None
+    assert found.queries == len(pre) == 42
+    generator = torch.Generator().manual_seed(6)
+    order = torch.randperm(42, generator=generator).numpy()
+    latents = bundle.autoencoder().encode(to_unit_range(images.images[pre[order]]))
+    k, denoiser = torch.full((42,), tiny_settings.retrieval.k), bundle.denoiser()
+    schedule = Schedule.build(tiny_settings.schedule)
+    x_k = schedule.diffuse(latents, torch.randn(latents.shape, generator=generator), k)
+    with torch.no_grad():
+        queries = bundle.encoder()(schedule.denoise(x_k, denoiser(x_k, k, denoiser.null_labels(42)), k))
+    stored = faiss.read_index(str(public_bundle / "knowledge_base" / "keys.faiss"))
+    nearest = torch.cdist(queries, torch.from_numpy(stored.reconstruct_n(0, stored.ntotal))).argsort(1).numpy()
+    labels, wanted = bundle.knowledge_base().labels, images.labels[pre[order]]
+    hits = labels[nearest] == wanted[:, None]
+    assert found.top1 == pytest.approx(hits[:, 0].mean(), abs=0.03)
+    assert found.top5 == pytest.approx(hits[:, :5].any(1).mean(), abs=0.03)
+    assert found.chance == pytest.approx(hits.mean())
+    assert f"{found.top1:.1%}" in (public_bundle / "README.md").read_text()
