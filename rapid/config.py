@@ -195,6 +195,11 @@ class PrivateSettings(Section):
         ge=1,
         description="timestep, v or more, at which the late steps begin: retrieved values are diffused on from v to it",
     )
+    neighbours: int = Field(
+        1,
+        ge=1,
+        description="nearest entries of a query, of which one is drawn, in training as in sampling; 1: the paper",
+    )
     expected_batch: int = Field(1024, ge=1)
     steps: int = Field(500, ge=1)
     clip_norm: float = Field(1.0, gt=0)

@@ -1,9 +1,35 @@
-"""Which entries of the knowledge base a class starts from, when no query chooses them."""
+"""Which entries of the knowledge base are taken: one of the nearest to a query, or one for a class without a query."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+
+from index import KnowledgeBase
+
+
+def choose_neighbours(
+    knowledge_base: KnowledgeBase,
+    queries: NDArray[np.float32],
+    neighbours: int,
+    uniforms: NDArray[np.floating] | None,
+) -> NDArray[np.int64]:
+    """One of the nearest entries of each query.
+
+    Args:
+        knowledge_base: where to search.
+        queries: float32 (n, key_dim).
+        neighbours: how many entries there are to choose from, 1 <= neighbours <= entries.
+        uniforms: independent numbers from [0, 1), (n,); None takes the nearest.
+
+    Returns:
+        Indices into the knowledge base, int64 (n,).
+    """
+    if uniforms is None:
+        return knowledge_base.search(queries).indices[:, 0]
+    indices = knowledge_base.search(queries, neighbours).indices
+    place = np.minimum((uniforms * neighbours).astype(np.int64), neighbours - 1)
+    return indices[np.arange(len(indices)), place]
 
 
 class ClassEntries:

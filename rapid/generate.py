@@ -18,7 +18,7 @@ from rapid.config import GenerationSettings
 from rapid.data import to_uint8, to_unit_range
 from rapid.diffusion import Schedule
 from rapid.diffusion.samplers import early_grid, late_grid, run
-from rapid.entries import ClassEntries
+from rapid.entries import ClassEntries, choose_neighbours
 from rapid.errors import InputError
 from rapid.models import Denoiser, Judge
 from rapid.runtime import choose_device
@@ -195,7 +195,8 @@ class Generator:
         if self.settings.retrieval == "none":
             return Start(noise, self._schedule.timesteps, None)
         if self._entries is None:
-            retrieved = self.retrieve(noise)
+            several = self.bundle.settings.private.neighbours > 1
+            retrieved = self.retrieve(noise, np.array([stream.random() for stream in streams]) if several else None)
         else:
             assert labels is not None
             indices = self._entries.choose(labels, np.stack([stream.random(2) for stream in streams]))
@@ -207,8 +208,11 @@ class Generator:
         return Start(self._schedule.diffuse_on(retrieved.values, normal(), *steps), begin, retrieved)
 
     @torch.no_grad()
-    def retrieve(self, noise: Tensor) -> Retrieved:
-        """From x_T, float (n, c, h, w), to the retrieved values: the steps T -> k and the search."""
+    def retrieve(self, noise: Tensor, pick: NDArray[np.float64] | None = None) -> Retrieved:
+        """From x_T, float (n, c, h, w), to the retrieved values: the steps T -> k and the search.
+
+        `pick`, (n,) in [0, 1), chooses among several neighbours; None takes the nearest.
+        """
         settings = self.bundle.settings
         grid = early_grid(self._schedule.timesteps, settings.retrieval.k, self._stride)
         null = self._public_denoiser.null_labels(len(noise))
@@ -218,7 +222,7 @@ class Generator:
 
         denoised = run(self.settings.sampler, self._schedule, predict, noise, grid, self._stride, denoise_last=True)
         queries = self._encoder(denoised).cpu().numpy()
-        indices = self._knowledge_base.search(queries).indices[:, 0]
+        indices = choose_neighbours(self._knowledge_base, queries, settings.private.neighbours, pick)
         return Retrieved(denoised, indices, self._values(indices))
 
     @torch.no_grad()

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rapid.entries import ClassEntries
+from rapid.bundle import Bundle
+from rapid.entries import ClassEntries, choose_neighbours
 
 
 def test_frequencies_are_likeness_times_even_within_a_class() -> None:
@@ -39,6 +40,20 @@ def test_only_entries_of_classes_with_a_weight(
     chosen = ClassEntries(likeness, known).choose(np.zeros(len(uniforms), np.int64), np.array(uniforms).reshape(-1, 2))
     none = not any(weights[label] > 0 for label in labels if label < 5)
     assert all(known[index] < 5 and (none or weights[known[index]] > 0) for index in chosen)
+
+
+def test_one_of_the_nearest_is_drawn_evenly(private: Bundle) -> None:
+    base = private.knowledge_base()
+    rng = np.random.default_rng(0)
+    queries = np.repeat(rng.normal(size=(1, base.manifest.key_dim)).astype(np.float32), 3000, axis=0)
+    nearest = base.search(queries[:1], 4).indices[0]
+    assert (choose_neighbours(base, queries, 4, None) == nearest[0]).all()
+    found = choose_neighbours(base, queries, 4, rng.random(3000))
+    assert stats.chisquare([(found == entry).sum() for entry in nearest]).pvalue > 1e-4
+    assert choose_neighbours(base, queries[:2], 4, np.array([0.0, np.nextafter(1, 0)])).tolist() == [
+        nearest[0],
+        nearest[3],
+    ]
 
 
 def test_the_ends_of_the_unit_interval() -> None:

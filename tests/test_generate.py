@@ -156,3 +156,24 @@ def test_each_image_is_diffused_on_with_its_own_noise(private: Bundle) -> None:
     torch.testing.assert_close(alone.x, start.x[2:])
     assert not torch.allclose(start.x, start.retrieved.values)
     assert generator.generate(2, seed=1).images.shape == (2, 32, 32)
+
+
+def test_several_neighbours(private: Bundle) -> None:
+    """The entry is among the nearest of the same query, and not always the first."""
+    settings = private.settings.model_copy(
+        update={"private": private.settings.private.model_copy(update={"neighbours": 5})}
+    )
+    bundle = Bundle(private.path, private.config.model_copy(update={"settings": settings}), private.privacy)
+    generator = Generator(bundle, CPU, private.settings.generation)
+    found = generator.start(5, np.arange(12), None).retrieved
+    assert found is not None
+    assert found.denoised is not None
+    with torch.no_grad():
+        queries = bundle.encoder()(found.denoised).numpy()
+    nearest = bundle.knowledge_base().search(queries, 5).indices
+    places = (nearest == found.indices[:, None]).argmax(1)
+    assert (nearest[np.arange(12), places] == found.indices).all()
+    assert len(set(places.tolist())) > 2
+    alone = generator.start(5, np.array([7]), None).retrieved
+    assert alone is not None
+    assert alone.indices[0] == found.indices[7]

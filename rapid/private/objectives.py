@@ -17,6 +17,7 @@ from index import KnowledgeBase
 from rapid.config import Settings
 from rapid.diffusion import Schedule
 from rapid.diffusion.objectives import noise_prediction_loss, retrieval_loss
+from rapid.entries import choose_neighbours
 from rapid.models import Denoiser, TrajectoryEncoder
 from rapid.private.randomness import Randomness
 
@@ -32,33 +33,40 @@ class Draws(NamedTuple):
     """Where the label becomes the null class, bool (n,)."""
     onward: Tensor
     """Noise that leads retrieved values on from v to where the late steps begin, as eps; (n, 0, 0, 0) if not needed."""
+    pick: Tensor
+    """Which of the neighbours is taken, float (n,) in [0, 1); (n, 0) if there is no choice."""
 
 
 @dataclass(frozen=True)
 class Retriever:
-    """Query at step k, retrieve at step v (Algorithm 2). All networks are public and frozen."""
+    """Query at step k, retrieve at step v (Algorithm 2). All networks are public and frozen.
+
+    With several `neighbours` the entry is one of these, drawn at random. The paper leaves open how to aggregate them;
+    their mean would not do, because it has less noise than the denoiser is trained for.
+    """
 
     schedule: Schedule
     denoiser: Denoiser
     encoder: TrajectoryEncoder
     knowledge_base: KnowledgeBase
     k: int
+    neighbours: int = 1
 
     @torch.no_grad()
-    def retrieve(self, latents: Tensor, eps: Tensor) -> Tensor:
-        """Values of step v whose keys are nearest to those of latents diffused to k with `eps`; float (n, c, h, w)."""
+    def retrieve(self, latents: Tensor, eps: Tensor, pick: Tensor | None = None) -> Tensor:
+        """Values of step v whose keys are nearest to those of latents diffused to k with `eps`; float (n, c, h, w).
+
+        `pick`, float (n,) in [0, 1), chooses among the neighbours; None takes the nearest.
+        """
         t = torch.full((len(latents),), self.k, device=latents.device)
         x_k = self.schedule.diffuse(latents, eps, t)
         noise = self.denoiser(x_k, t, self.denoiser.null_labels(len(latents)))
-        return self.nearest(self.schedule.denoise(x_k, noise, t))
-
-    @torch.no_grad()
-    def nearest(self, denoised: Tensor) -> Tensor:
-        """Values of step v whose keys are nearest to h of one-step-denoised latents; float (n, c, h, w)."""
+        denoised = self.schedule.denoise(x_k, noise, t)
         queries = self.encoder(denoised).float().cpu().numpy()
-        found = self.knowledge_base.search(queries)
-        values = self.knowledge_base.values(found.indices[:, 0])
-        return torch.from_numpy(values).to(denoised.device)
+        indices = choose_neighbours(
+            self.knowledge_base, queries, self.neighbours, None if pick is None else pick.numpy()
+        )
+        return torch.from_numpy(self.knowledge_base.values(indices)).to(denoised.device)
 
 
 class PrivateObjective:
@@ -92,6 +100,7 @@ class PrivateObjective:
         self.schedule = Schedule.build(settings.schedule).to(latents.device)
         self.last_timestep = trained_timesteps(settings)
         self._onward = retriever is not None and self.last_timestep > settings.retrieval.v
+        self._pick = retriever is not None and retriever.neighbours > 1
 
     def draw(self, count: int) -> Draws:
         """Draw for `count` examples: v' (or t) uniform on 1..v (or 1..T), noise, and label dropout."""
@@ -102,7 +111,9 @@ class PrivateObjective:
         eps = self.randomness.normal(math.prod(shape)).view(shape)
         dropped = self.randomness.uniform(count) <= self.settings.private.label_dropout
         onward = self.randomness.normal(math.prod(shape)).view(shape) if self._onward else eps.new_zeros(count, 0, 0, 0)
-        return Draws(t.to(device), eps.to(device), dropped.to(device), onward.to(device))
+        # stays on the CPU, where the knowledge base is searched
+        pick = 1 - self.randomness.uniform(count) if self._pick else torch.zeros(count, 0)
+        return Draws(t.to(device), eps.to(device), dropped.to(device), onward.to(device), pick)
 
     def losses(self, indices: Tensor, draws: Draws) -> Tensor:
         """Losses of examples, float (n,), for given draws."""
@@ -110,7 +121,7 @@ class PrivateObjective:
         x = self.latents[indices]
         y = torch.where(draws.dropped, self.denoiser.num_classes, self.labels[indices])
         if self.retriever is not None:
-            value = self.retriever.retrieve(x, draws.eps)
+            value = self.retriever.retrieve(x, draws.eps, draws.pick if self._pick else None)
             if self._onward:
                 v, start = (torch.full_like(draws.t, step) for step in (self.settings.retrieval.v, self.last_timestep))
                 value = self.schedule.diffuse_on(value, draws.onward, v, start)

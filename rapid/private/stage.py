@@ -84,6 +84,8 @@ def train_private_bundle(
         judged = "judge" in public.config.networks and images.labels is not None
         if settings.private.overlap.share > 0:
             public.prints()
+        if settings.private.neighbours > (entries := len(public.knowledge_base())):
+            raise InputError(f"--set private.neighbours={settings.private.neighbours}: --base has {entries:,} entries")
         # public numbers only: nothing that depends on the pixels or on how many images a class has
         asked = {
             "settings": settings.model_dump(mode="json"),
@@ -213,6 +215,7 @@ def _retriever(public: Bundle, settings: Settings, device: torch.device) -> Retr
         encoder=public.encoder().to(device),
         knowledge_base=public.knowledge_base(),
         k=settings.retrieval.k,
+        neighbours=settings.private.neighbours,
     )
 
 
