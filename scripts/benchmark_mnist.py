@@ -1,6 +1,6 @@
 """Letters -> MNIST, from raw data to a table: every step is a command that a user would run, and none is run twice.
 
-Results go to `--report`: `results.json`, `README.md` (the table) and `samples.png`. Numbers are accuracies on the real
+Results go to `--report`: `results.json`, `table.md` and `samples.png`. Numbers are accuracies on the real
 test set of classifiers that are trained on synthetic images only, by the field's protocol (`rapid evaluate`).
 """
 

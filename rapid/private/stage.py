@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from rapid.private.budget import Budget, allot
 from rapid.private.judge import train_judge
 from rapid.private.objectives import PrivateObjective, Retriever, uses_retrieval
 from rapid.private.overlap import check_overlap, smallest_found
-from rapid.private.plan import Plan, default_delta
+from rapid.private.plan import default_delta
 from rapid.private.randomness import Randomness
 from rapid.private.ranks import Ranks
 from rapid.private.statement import privacy_statement
@@ -37,6 +37,29 @@ from rapid.workspace import Workspace
 Json = dict[str, Any]
 
 COPIED = ("autoencoder", "encoder", "knowledge_base")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the parts of a private stage share; `images` are those of this rank."""
+
+    public: Bundle
+    images: ImageSet
+    workspace: Workspace
+    settings: Settings
+    device: torch.device
+    ranks: Ranks
+
+    def done(self, name: str) -> bool:
+        """Whether an earlier run made this part: what was released once is not made again."""
+        out = self.workspace.out
+        return bool(self.ranks.share(is_finished(out) or (out / name).is_dir()))
+
+    def keep(self, name: str, network: Denoiser | Judge) -> None:
+        """Write a part; the first rank does."""
+        if self.ranks.first:
+            with replacing(self.workspace.out / name) as target:
+                network.save(target)
 
 
 def train_private_bundle(
@@ -74,109 +97,102 @@ def train_private_bundle(
     """
     ranks = ranks or Ranks()
 
-    def prepare() -> tuple[Bundle, ImageSet, Denoiser, Budget, Json]:
-        if settings.private.noise_source == "device" and device.type == "cpu":
-            raise InputError("--set private.noise_source=device: is for --device cuda; use chacha20 on a CPU")
-        public = Bundle.open(base, "--base", "public")
-        images = fit_images(load_images(private, "--private"), settings.image, f"--private {private}")
-        denoiser = public.public_denoiser().with_classes(len(images.classes)).to(device)
-        select_trainable(denoiser, settings.private.trainable)
-        judged = "judge" in public.config.networks and images.labels is not None
-        if settings.private.overlap.share > 0:
-            public.prints()
-        if settings.private.neighbours > (entries := len(public.knowledge_base())):
-            raise InputError(f"--set private.neighbours={settings.private.neighbours}: --base has {entries:,} entries")
-        # public numbers only: nothing that depends on the pixels or on how many images a class has
-        asked = {
-            "settings": settings.model_dump(mode="json"),
-            "epsilon": epsilon,
-            "delta": default_delta(len(images)) if delta is None else delta,
-            "dataset_size": len(images),
-            "base": public.config.networks,
-            "classes": list(images.classes),
-        }
-        return (
-            public,
-            images,
-            denoiser,
-            _budget(asked, settings.private, Workspace(out).earlier(), judged=judged),
-            asked,
-        )
-
     ranks.agree("--device", device.type.encode())
-    public, images, denoiser, budget, asked = ranks.together(prepare)
+    public, images, denoiser, budget, asked = ranks.together(
+        lambda: _prepare(base, private, out, settings, epsilon, delta, device)
+    )
     # the first rank's, because another kind of CPU may solve for another last digit
     budget = ranks.share(budget)
     record = asked | budget.record()
     ranks.agree("the settings or --base", json.dumps(record, sort_keys=True).encode())
     ranks.agree("--private", images.fingerprint().encode())
     ranks.together(lambda: Workspace.enter(out, "train-private", record, resume=resume) if ranks.first else None)
-    workspace = Workspace(out)
-    part = _part(images, ranks)
-    if budget.overlap is not None and not ranks.share(is_finished(out)):
-        check_overlap(
-            part.images,
-            public.prints(),
-            budget.overlap,
-            workspace.checkpoint("overlap").with_suffix(".json"),
-            ranks,
-            size=len(images),
-            delta=budget.denoiser.delta,
-        )
-    if budget.judge is not None:
-        _train_judge(public, part, budget.judge, workspace, settings, device, ranks)
-    _train_denoiser(public, part, denoiser, budget, workspace, settings, device, ranks)
+    run = _Run(public, _part(images, ranks), Workspace(out), settings, device, ranks)
+    _check_overlap(run, budget, len(images))
+    _train_judge(run, budget)
+    _train_denoiser(run, denoiser, budget)
     if not ranks.first:
         return None
     if not is_finished(out):
         _finish(public, images.classes, out, budget, settings)
-        workspace.leave()
+        run.workspace.leave()
     return Bundle.open(out, "--out", "private")
 
 
-def _train_judge(
-    public: Bundle,
-    images: ImageSet,
-    plan: Plan,
-    workspace: Workspace,
+def _prepare(
+    base: Path,
+    private: Path,
+    out: Path,
     settings: Settings,
+    epsilon: float,
+    delta: float | None,
     device: torch.device,
-    ranks: Ranks,
-) -> None:
-    """Write `judge/`, unless an earlier run did: what was released once is not trained again."""
-    out = workspace.out
-    if ranks.share(is_finished(out) or (out / "judge").is_dir()):
-        return
-    judge = public.judge()
-    assert judge is not None
-    judge = train_judge(judge, images, plan, settings.private, device, workspace.checkpoint("judge"), ranks)
-    if ranks.first:
-        with replacing(out / "judge") as target:
-            judge.save(target)
+) -> tuple[Bundle, ImageSet, Denoiser, Budget, Json]:
+    """Read and check everything before anything is written; last, what was asked for, ready for JSON."""
+    if settings.private.noise_source == "device" and device.type == "cpu":
+        raise InputError("--set private.noise_source=device: is for --device cuda; use chacha20 on a CPU")
+    public = Bundle.open(base, "--base", "public")
+    images = fit_images(load_images(private, "--private"), settings.image, f"--private {private}")
+    denoiser = public.public_denoiser().with_classes(len(images.classes)).to(device)
+    select_trainable(denoiser, settings.private.trainable)
+    judged = "judge" in public.config.networks and images.labels is not None
+    if settings.private.overlap.share > 0:
+        public.prints()
+    if settings.private.neighbours > (entries := len(public.knowledge_base())):
+        raise InputError(f"--set private.neighbours={settings.private.neighbours}: --base has {entries:,} entries")
+    # public numbers only: nothing that depends on the pixels or on how many images a class has
+    asked = {
+        "settings": settings.model_dump(mode="json"),
+        "epsilon": epsilon,
+        "delta": default_delta(len(images)) if delta is None else delta,
+        "dataset_size": len(images),
+        "base": public.config.networks,
+        "classes": list(images.classes),
+    }
+    budget = _budget(asked, settings.private, Workspace(out).earlier(), judged=judged)
+    return public, images, denoiser, budget, asked
 
 
-def _train_denoiser(
-    public: Bundle,
-    images: ImageSet,
-    denoiser: Denoiser,
-    budget: Budget,
-    workspace: Workspace,
-    settings: Settings,
-    device: torch.device,
-    ranks: Ranks,
-) -> None:
-    """Write `denoiser/`, unless an earlier run did. Classes start as blends of public ones that the judge likens."""
-    out = workspace.out
-    if ranks.share(is_finished(out) or (out / "denoiser").is_dir()):
+def _check_overlap(run: _Run, budget: Budget, size: int) -> None:
+    """Refuse private images that are among the public ones."""
+    if budget.overlap is None or run.ranks.share(is_finished(run.workspace.out)):
         return
-    if ranks.first and budget.judge is not None:
-        denoiser.blend_classes(public.public_denoiser(), Judge.load(out / "judge").resemblance())
-    retriever = _retriever(public, settings, device) if uses_retrieval(settings) else None
-    objective = _objective(public, images, denoiser, retriever, settings, device)
-    train_private(denoiser, objective, budget.denoiser, settings.private, workspace.checkpoint("private"), ranks)
-    if ranks.first:
-        with replacing(out / "denoiser") as target:
-            denoiser.save(target)
+    check_overlap(
+        run.images.images,
+        run.public.prints(),
+        budget.overlap,
+        run.workspace.checkpoint("overlap").with_suffix(".json"),
+        run.ranks,
+        size=size,
+        delta=budget.denoiser.delta,
+    )
+
+
+def _train_judge(run: _Run, budget: Budget) -> None:
+    """Write `judge/`, if the budget has one."""
+    if budget.judge is None or run.done("judge"):
+        return
+    public = run.public.judge()
+    assert public is not None
+    state = run.workspace.checkpoint("judge")
+    run.keep(
+        "judge",
+        train_judge(public, run.images, budget.judge, run.settings.private, run.device, state, run.ranks),
+    )
+
+
+def _train_denoiser(run: _Run, denoiser: Denoiser, budget: Budget) -> None:
+    """Write `denoiser/`. Classes start as blends of public ones that the judge likens."""
+    if run.done("denoiser"):
+        return
+    if run.ranks.first and budget.judge is not None:
+        judge = Judge.load(run.workspace.out / "judge")
+        denoiser.blend_classes(run.public.public_denoiser(), judge.resemblance())
+    retriever = _retriever(run.public, run.settings, run.device) if uses_retrieval(run.settings) else None
+    objective = _objective(run.public, run.images, denoiser, retriever, run.settings, run.device)
+    state = run.workspace.checkpoint("private")
+    train_private(denoiser, objective, budget.denoiser, run.settings.private, state, run.ranks)
+    run.keep("denoiser", denoiser)
 
 
 def _part(images: ImageSet, ranks: Ranks) -> ImageSet:
