@@ -172,9 +172,11 @@ class PrivateJudgeSettings(Section):
     """Private training of the judge's linear layer: all images in every step, gradient descent with momentum."""
 
     share: float = Field(0.4, ge=0, lt=1, description="of epsilon that it would spend by itself; 0: no judge")
-    steps: int = Field(40, ge=1)
-    clip_norm: float = Field(1.0, gt=0)
-    learning_rate: float = Field(15.0, gt=0)
+    steps: int = Field(500, ge=1)
+    clip_norm: float = Field(0.1, gt=0)
+    weight_noise: float = Field(
+        2.0, gt=0, description="standard deviation that the noise of all steps gives a weight: sets the learning rate"
+    )
 
 
 class OverlapSettings(Section):
@@ -236,6 +238,14 @@ class GenerationSettings(Section):
     guidance: float = Field(
         1.0, ge=0, description="classifier-free guidance scale, 1 is off; train with label_dropout > 0"
     )
+    start: int | None = Field(
+        None,
+        ge=1,
+        description="timestep, retrieval.v to private.start, at which images begin; None: where training did",
+    )
+    epsilon_scale: float = Field(
+        1.0, gt=0, description="the noise that is predicted is divided by this; more than 1: more varied, less clean"
+    )
     attempts: int = Field(8, ge=1, description="candidates for an image, on average and at most; 1: no judge")
     batch_size: int = Field(256, ge=1)
 
@@ -266,6 +276,12 @@ class Settings(Section):
             raise ValueError(
                 f"private.start must lie in retrieval.v..schedule.timesteps ({self.retrieval.v}..{T}), "
                 f"not {self.private.start}"
+            )
+        begin = self.generation.start
+        if begin is not None and not self.retrieval.v <= begin <= self.late_start:
+            raise ValueError(
+                f"generation.start must lie in {self.retrieval.v}..{self.late_start} (retrieval.v to where the late "
+                f"steps begin), not {begin}"
             )
         if self.generation.steps > T:
             raise ValueError(f"generation.steps must be at most {T} (schedule.timesteps), not {self.generation.steps}")

@@ -70,9 +70,12 @@ class Generator:
     with the denoiser of the bundle. With 100 steps, k = 0.8 T and v = 0.2 T these are 20 + 20 network calls. The
     knowledge base is public and the query comes from noise, so all of it is post-processing.
 
-    Two settings differ from the paper. With `private.start` beyond v the value is first diffused on to that step with
-    noise of its own. With `generation.retrieval` = class there is no query: the entry is drawn among those of public
-    classes that the private judge likens to the wanted class (see `ClassEntries`), post-processing again.
+    Three settings differ from the paper. With `private.start` (or `generation.start`) beyond v the value is first
+    diffused on to that step with noise of its own. With `generation.epsilon_scale` above 1 less noise is taken away
+    than is predicted (epsilon scaling; Ning et al., ICLR 2024): a denoiser that was trained with noise predicts too
+    much like the mean, and its images vary too little. With `generation.retrieval` = class there is no query: the
+    entry is drawn among those of public classes that the private judge likens to the wanted class (see
+    `ClassEntries`), post-processing again.
 
     If the bundle has a judge, images are candidates: each is taken for the class that the judge sees in it, until all
     that were asked for are there (see `Selection`) or `attempts` times as many were drawn: post-processing, too.
@@ -201,7 +204,7 @@ class Generator:
             assert labels is not None
             indices = self._entries.choose(labels, np.stack([stream.random(2) for stream in streams]))
             retrieved = Retrieved(None, indices, self._values(indices))
-        begin, v = self.bundle.settings.late_start, self.bundle.settings.retrieval.v
+        begin, v = self.settings.start or self.bundle.settings.late_start, self.bundle.settings.retrieval.v
         if begin == v:
             return Start(retrieved.values, v, retrieved)
         steps = (torch.full((len(noise),), step, device=self._device) for step in (v, begin))
@@ -236,7 +239,8 @@ class Generator:
         def predict(state: Tensor, t: int) -> Tensor:
             if t > self._trained:
                 return self._public_denoiser(state, _fill(state, t), null)
-            return guided(self._denoiser, state, _fill(state, t), y, self.settings.guidance)
+            noise = guided(self._denoiser, state, _fill(state, t), y, self.settings.guidance)
+            return noise / self.settings.epsilon_scale
 
         return run(self.settings.sampler, self._schedule, predict, x, grid, self._stride)
 

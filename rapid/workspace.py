@@ -75,7 +75,8 @@ class Workspace:
 
 def _with_defaults(plan: dict[str, Any]) -> dict[str, Any]:
     try:
-        return plan | {"settings": Settings.model_validate(plan["settings"]).model_dump(mode="json")}
+        settings = Settings.model_validate(plan["settings"])
+        return plan | {"settings": settings.model_dump(mode="json", include=set(plan["settings"]))}
     except (KeyError, ValidationError):
         return plan
 

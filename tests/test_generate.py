@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rapid.bundle import Bundle
-from rapid.config import GenerationSettings
+from rapid.config import GenerationSettings, generation_settings
 from rapid.errors import InputError
 from rapid.generate import Generator
 from rapid.models import Denoiser
@@ -71,6 +71,37 @@ def test_guidance(private: Bundle) -> None:
         for scale in (0.0, 1.0, 2.5):
             expected = null + scale * (conditional - null)
             torch.testing.assert_close(guided(denoiser, x, t, labels, scale), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_epsilon_scale_leaves_more_variance(private: Bundle) -> None:
+    """The latents of the same noise spread further, the more so the larger the scale."""
+
+    def spread(scale: float) -> float:
+        generator = make(private, epsilon_scale=scale)
+        labels = np.arange(64) % 10
+        start = generator.start(3, np.arange(64), labels)
+        return float(generator.finish(start.x, start.t, labels).var(0).sum())
+
+    assert spread(0.95) < spread(1.0) < spread(1.05) < spread(1.1)
+
+
+def test_images_may_begin_later_than_training_did(private: Bundle) -> None:
+    settings = private.settings.model_copy(
+        update={"private": private.settings.private.model_copy(update={"start": 600})}
+    )
+    further = Bundle(private.path, private.config.model_copy(update={"settings": settings}), private.privacy)
+    for start, expected in ((None, 600), (600, 600), (400, 400), (200, 200)):
+        begun = make(further, start=start).start(1, np.arange(2), np.array([1, 2]))
+        assert begun.t == expected
+        assert begun.retrieved is not None
+        values = private.knowledge_base().values(begun.retrieved.indices)
+        assert np.array_equal(begun.x.numpy(), values) == (expected == 200)
+
+
+@pytest.mark.parametrize("start", [1, 201])
+def test_a_start_beyond_the_late_steps_is_refused(private: Bundle, start: int) -> None:
+    with pytest.raises(InputError, match=r"generation\.start must lie in 200\.\.200"):
+        generation_settings(private.settings, [f"generation.start={start}"])
 
 
 def test_a_public_bundle_can_be_sampled(public_bundle: Path) -> None:

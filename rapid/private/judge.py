@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -13,11 +14,13 @@ from rapid.data import ImageSet
 from rapid.models import Judge
 from rapid.private.plan import Plan
 from rapid.private.ranks import Ranks
-from rapid.private.training import train_private
+from rapid.private.training import MOMENTUM, train_private
 from rapid.public.judge import judge_features
 
 PHYSICAL_BATCH = 4096
 EMA_DECAY = 0.9
+HIGHEST_LEARNING_RATE = 1000.0
+"""Where there is next to no noise. Clipped gradients of a linear layer on unit vectors bear such steps."""
 
 
 def train_judge(
@@ -58,7 +61,7 @@ def train_judge(
     own = settings.model_copy(
         update={
             "optimizer": "momentum",
-            "learning_rate": settings.judge.learning_rate,
+            "learning_rate": _learning_rate(plan, settings.judge.weight_noise),
             "ema_decay": EMA_DECAY,
             "physical_batch": PHYSICAL_BATCH,
             "precision": "float32",
@@ -66,3 +69,13 @@ def train_judge(
     )
     train_private(judge.head, losses, plan, own, checkpoint, ranks, title="judge")
     return judge.eval()
+
+
+def _learning_rate(plan: Plan, weight_noise: float) -> float:
+    """The rate at which the noise of all steps adds up to `weight_noise` in each weight, if it never fell.
+
+    So less noise pays for larger steps. A step adds noise_multiplier * clip_norm / batch, times rate / (1 - momentum).
+    """
+    step = plan.noise_multiplier * plan.clip_norm / plan.expected_batch / (1 - MOMENTUM)
+    total = step * math.sqrt(plan.steps)
+    return min(HIGHEST_LEARNING_RATE, weight_noise / total) if total else HIGHEST_LEARNING_RATE

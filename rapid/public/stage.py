@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from index import KnowledgeBase, KnowledgeBaseError, load_faiss
 from rapid.bundle import PRINTS, Bundle, BundleConfig, PublicData, RetrievalAccuracy, is_finished, write_config
 from rapid.card import public_card
-from rapid.config import Settings
+from rapid.config import PUBLIC_SECTIONS, Settings
 from rapid.data import ImageSet, fit_images, join, load_images, split_indices
 from rapid.errors import InputError
 from rapid.files import content_hash, replacing
@@ -62,7 +62,9 @@ def build_public_bundle(
         reference=len(reference),
         fingerprint=images.fingerprint(),
     )
-    plan = {"settings": settings.model_dump(mode="json"), "public": data.model_dump(mode="json")}
+    # how private training and sampling go is not decided here
+    used = settings.model_dump(mode="json", include=set(PUBLIC_SECTIONS))
+    plan = {"settings": used, "public": data.model_dump(mode="json")}
     workspace = Workspace.enter(out, "build-kb", plan, resume=resume)
     if is_finished(out):
         return _with_prints(Bundle.open(out, "--out", "public"), images)

@@ -145,6 +145,9 @@ def test_other_settings_images_or_contents_are_refused(
         build_public_bundle([letters], public_bundle, other, CPU, resume=True)
     with pytest.raises(InputError, match="public"):
         build_public_bundle([digits], public_bundle, tiny_settings, CPU, resume=True)
+    # private training and sampling are not decided by the public stage
+    other = apply_overrides(tiny_settings.model_dump(mode="json"), ["private.steps=7", "generation.steps=7"])
+    assert build_public_bundle([letters], public_bundle, other, CPU, resume=True).settings == tiny_settings
     (tmp_path / "thing.txt").write_text("mine")
     for resume in (False, True):
         with pytest.raises(InputError, match="holds something else"):
