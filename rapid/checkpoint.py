@@ -22,11 +22,13 @@ class Checkpoint:
     Args:
         path: the file.
         state: returns what is to be saved: tensors, numbers, strings, and dicts and lists of these.
+        interval: seconds between two times that `save_sometimes` saves.
     """
 
-    def __init__(self, path: Path, state: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, path: Path, state: Callable[[], dict[str, Any]], interval: float = INTERVAL_SECONDS) -> None:
         self.path = path
         self._state = state
+        self._interval = interval
         self._saved = time.monotonic()
 
     def load(self) -> dict[str, Any] | None:
@@ -50,8 +52,8 @@ class Checkpoint:
         self._saved = time.monotonic()
 
     def save_sometimes(self) -> None:
-        """Save if the last time was a minute ago."""
-        if time.monotonic() - self._saved > INTERVAL_SECONDS:
+        """Save if the last time was `interval` ago."""
+        if time.monotonic() - self._saved > self._interval:
             self.save()
 
     def remove(self) -> None:

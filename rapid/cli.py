@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     private.add_argument("--epsilon", type=float, required=True, metavar="E", help="privacy budget, such as 1 or 10")
     private.add_argument("--delta", type=float, metavar="D", help="default: 1 / (N ln N) for N images")
     _output(private)
+    _ledger_file(private)
     _settings(private, default_preset=None)
     _training(private)
 
@@ -107,6 +108,9 @@ def _parser() -> argparse.ArgumentParser:
 
     info = _command(subparsers, "info", commands.info, "show what is in a bundle")
     info.add_argument("path", type=Path, metavar="DIR")
+
+    _ledger(subparsers)
+    _audit(subparsers)
 
     demo = _command(subparsers, "demo", commands.demo, "the whole road on small real images that ship with rapid")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR")
@@ -157,6 +161,39 @@ def _evaluate(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--out", type=Path, required=True, metavar="report.json", help="report.html and a picture are written beside it"
     )
     _device(evaluate)
+
+
+def _ledger(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    description = "what was spent on which private data set, and what may be"
+    parser = subparsers.add_parser("ledger", help=description, description=description, allow_abbrev=False)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    show = _command(actions, "show", commands.ledger_show, "show what each data set has cost")
+    show.add_argument("dataset", nargs="?", metavar="DATASET", help="account or path of the images; default: all")
+    show.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    limit = _command(actions, "limit", commands.ledger_limit, "set what a data set may cost in all")
+    limit.add_argument("dataset", metavar="DATASET", help="path of the images, or an account of rapid ledger show")
+    limit.add_argument("--epsilon", type=float, required=True, metavar="E")
+    limit.add_argument("--delta", type=float, required=True, metavar="D")
+    verify = _command(actions, "verify", commands.ledger_verify, "check that no line was altered")
+    for action in (show, limit, verify):
+        _ledger_file(action)
+
+
+def _audit(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    audit = _command(subparsers, "audit", commands.audit, "bound epsilon from below by a training on canaries")
+    audit.add_argument("--epsilon", type=float, required=True, metavar="E", help="what the training is made for")
+    audit.add_argument("--delta", type=float, default=1e-5, metavar="D")
+    audit.add_argument("--canaries", type=int, default=1000, metavar="M")
+    audit.add_argument("--steps", type=int, default=50, metavar="S")
+    audit.add_argument("--sample-rate", type=float, default=0.25, metavar="Q")
+    audit.add_argument("--confidence", type=float, default=0.95, metavar="P")
+    audit.add_argument("--json", action="store_true", help="print JSON")
+    _settings(audit, default_preset="demo")
+
+
+def _ledger_file(parser: argparse.ArgumentParser) -> None:
+    where = "what was spent on private sets; default: $RAPID_LEDGER, or ~/.local/share/rapid/ledger.jsonl"
+    parser.add_argument("--ledger", type=Path, metavar="FILE", help=where)
 
 
 def _command(

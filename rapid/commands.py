@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rapid.errors import InputError
 
+if TYPE_CHECKING:
+    from rapid.private.ledger import Entry, Ledger
+
 Command = Callable[[argparse.Namespace], None]
+ACCOUNT_DIGITS = 4
+"""At least so many digits of an account are to be given."""
 
 
 def build_kb(options: argparse.Namespace) -> None:
@@ -50,6 +56,7 @@ def train_private(options: argparse.Namespace) -> None:
             device=device,
             resume=options.resume,
             ranks=ranks,
+            ledger=options.ledger,
         )
     if bundle is None:
         return
@@ -203,3 +210,103 @@ def demo(options: argparse.Namespace) -> None:
 
     out: Path = options.out
     run_demo(out, choose_device(options.device))
+
+
+def ledger_show(options: argparse.Namespace) -> None:
+    """`rapid ledger show`."""
+    from rapid.private.account import balance, balances
+    from rapid.private.ledger import Ledger, default_path
+
+    path: Path = options.ledger or default_path()
+    ledger = Ledger(path) if path.exists() else None
+    entries = ledger.entries() if ledger else []
+    if options.dataset is None or ledger is None:
+        shown = balances(entries)
+    else:
+        shown = [balance(entries, _account(ledger, entries, options.dataset))]
+    if options.json:
+        rows = [
+            {
+                "dataset": found.dataset,
+                "limit": found.limit._asdict() if found.limit else None,
+                "epsilon": found.epsilon,
+                "delta": found.delta,
+                "runs": [entry.model_dump(mode="json", exclude={"mac", "dataset"}) for entry in found.runs],
+            }
+            for found in shown
+        ]
+        print(json.dumps({"ledger": str(path), "datasets": rows}, indent=2))
+        return
+    print(f"{path}: {len(entries)} lines")
+    for found in shown:
+        print(f"\ndata set {found.dataset}")
+        allowed = f" of {found.limit.epsilon:g}" if found.limit else ", no limit set"
+        print(f"  epsilon {found.epsilon:.4g}{allowed} at delta {found.delta:.2g}, all runs composed (PRV)")
+        for entry in found.runs:
+            state = "spent" if entry.kind == "settle" else "reserved"
+            print(f"  run {entry.run}  {entry.time}  {state}, asked for {entry.epsilon:g} at {entry.delta:.2g}")
+
+
+def ledger_limit(options: argparse.Namespace) -> None:
+    """`rapid ledger limit`."""
+    from rapid.private.account import set_limit
+    from rapid.private.ledger import Ledger, Limit, default_path
+    from rapid.private.plan import check_budget
+
+    check_budget(options.epsilon, options.delta, 1)
+    ledger = Ledger(options.ledger or default_path())
+    account = _account(ledger, ledger.entries(), options.dataset)
+    found = set_limit(ledger, account, Limit(options.epsilon, options.delta))
+    print(f"data set {account}: {found.epsilon:.4g} of epsilon {options.epsilon:g} spent at delta {options.delta:.2g}")
+
+
+def ledger_verify(options: argparse.Namespace) -> None:
+    """`rapid ledger verify`."""
+    from rapid.private.ledger import Ledger, default_path
+
+    path: Path = options.ledger or default_path()
+    if not path.exists():
+        raise InputError(f"--ledger {path}: does not exist; nothing was spent with it")
+    print(f"{path}: {len(Ledger(path).entries())} lines, none altered")
+
+
+def audit(options: argparse.Namespace) -> None:
+    """`rapid audit`."""
+    from dataclasses import asdict
+
+    from rapid.config import load_settings
+    from rapid.errors import PrivacyRefused
+    from rapid.private.audit import audit as run_audit
+
+    found = run_audit(
+        load_settings(options.preset, options.overrides),
+        epsilon=options.epsilon,
+        delta=options.delta,
+        canaries=options.canaries,
+        steps=options.steps,
+        sample_rate=options.sample_rate,
+        confidence=options.confidence,
+    )
+    if options.json:
+        print(json.dumps(asdict(found) | {"refuted": found.refuted}, indent=2))
+    else:
+        print(f"claimed:  epsilon {found.claimed:g} at delta {found.delta:g}")
+        print(
+            f"measured: epsilon {found.bound:.3f} at least, with {found.confidence:.0%} confidence "
+            f"({found.right} of {found.guesses} guesses right; {found.canaries} canaries, {found.steps} steps, "
+            f"{found.seconds:.0f} s)"
+        )
+    if found.refuted:
+        raise PrivacyRefused("the claim is refuted: do not use this build for private images, and report it")
+
+
+def _account(ledger: Ledger, entries: Sequence[Entry], dataset: str) -> str:
+    """The account that is meant: a path of images, or the beginning of a known account."""
+    from rapid.data import load_images
+
+    known = {entry.dataset for entry in entries if entry.dataset.startswith(dataset)}
+    if len(known) == 1 and len(dataset) >= ACCOUNT_DIGITS:
+        return known.pop()
+    if not Path(dataset).exists():
+        raise InputError(f"DATASET {dataset}: is neither a path of images nor an account of rapid ledger show")
+    return ledger.account(load_images(Path(dataset), "DATASET").images)

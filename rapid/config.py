@@ -220,6 +220,7 @@ class PrivateSettings(Section):
         "chacha20", description="chacha20: a stream cipher; device: the GPU's own generator, faster, not cryptographic"
     )
     physical_batch: int = Field(256, ge=1, description="draws in memory at a time: never changes what is released")
+    checkpoint_seconds: float = Field(60.0, ge=0, description="how often the training state is saved")
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="of the network's forward and backward pass; clipped sums and noise are float32"
     )

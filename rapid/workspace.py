@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +18,7 @@ from rapid.config import Settings
 from rapid.errors import InputError
 from rapid.files import write_json
 
-PLAN = "plan.json"
+PLAN, RUN, LOCK = "plan.json", "run.json", "lock"
 
 
 class Workspace:
@@ -24,32 +29,62 @@ class Workspace:
         self._checkpoints = out / "checkpoints"
 
     @classmethod
-    def enter(cls, out: Path, command: str, plan: dict[str, Any], *, resume: bool) -> Workspace:
+    @contextmanager
+    def enter(cls, out: Path, command: str, plan: dict[str, Any], *, resume: bool) -> Iterator[Workspace]:
         """Begin in a new or empty folder, or with `resume` go on in one with the same command and plan.
 
-        The plan must hold public facts only: it is written to disk. A setting that is newer than an earlier run counts
-        as its default there.
+        No other process can enter meanwhile. The plan must hold public facts only: it is written to disk. A setting
+        that is newer than an earlier run counts as its default there.
 
         Raises:
-            InputError: the folder holds something else, or another plan, or an unfinished run without `resume`.
+            InputError: the folder holds something else, or another plan, or an unfinished run without `resume`, or
+                another process works in it.
         """
         workspace = cls(out)
         written = {"command": command, **plan}
         file = workspace._checkpoints / PLAN
         if out.exists() and not out.is_dir():
             raise InputError(f"--out {out}: is a file; give a new folder")
-        if not out.exists() or not any(out.iterdir()):
-            write_json(file, written)
-            return workspace
-        if not file.is_file():
+        if workspace._begun() and not file.is_file():
             raise InputError(f"--out {out}: holds something else; give a new folder")
-        if not resume:
-            raise InputError(f"--out {out}: holds an earlier run; go on with --resume or give a new folder")
-        # what was written went through JSON, so what it is compared with must too
-        difference = _first_difference(workspace.earlier(), json.loads(json.dumps(written)))
-        if difference is not None:
-            raise InputError(f"--out {out}: the earlier run differs in '{difference}'; use the same, or a new folder")
-        return workspace
+        with workspace._locked():
+            if not file.is_file():
+                write_json(file, written)
+            elif not resume:
+                raise InputError(f"--out {out}: holds an earlier run; go on with --resume or give a new folder")
+            # what was written went through JSON, so what it is compared with must too
+            difference = _first_difference(workspace.earlier(), json.loads(json.dumps(written)))
+            if difference is not None:
+                raise InputError(
+                    f"--out {out}: the earlier run differs in '{difference}'; use the same, or a new folder"
+                )
+            workspace._sweep()
+            yield workspace
+
+    def _begun(self) -> bool:
+        """Whether there is anything but what a run leaves that was killed before it wrote its plan."""
+        if not self.out.exists():
+            return False
+        if any(path != self._checkpoints for path in self.out.iterdir()):
+            return True
+        inside = self._checkpoints.iterdir() if self._checkpoints.is_dir() else ()
+        return any(path.name != LOCK and not path.name.startswith(f".{PLAN}.") for path in inside)
+
+    def run_name(self) -> str:
+        """A random name for the run in this folder, the same when it is resumed here.
+
+        A copy of the folder is another run: what both make known is charged twice.
+        """
+        file, place = self._checkpoints / RUN, self.out.resolve().stat()
+        folder = {"path": str(self.out.resolve()), "device": place.st_dev, "inode": place.st_ino}
+        try:
+            written = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            written = {}
+        if written.get("folder") != folder:
+            written = {"run": secrets.token_hex(8), "folder": folder}
+            write_json(file, written)
+        return str(written["run"])
 
     def earlier(self) -> dict[str, Any] | None:
         """The plan of an earlier run in this folder; None if there is none that can be read."""
@@ -64,13 +99,35 @@ class Workspace:
         return self._checkpoints / f"{name}.pt"
 
     def leave(self) -> None:
-        """Remove training states and what killed runs left half-written: the bundle is finished.
+        """Remove training states: the bundle is finished. The plan stays, so that a repeated command is recognised."""
+        self._sweep()
+        for path in self._checkpoints.iterdir():
+            if path.name not in (PLAN, RUN, LOCK):
+                path.unlink()
 
-        The plan stays, so that a repeated command is recognised.
+    def _sweep(self) -> None:
+        """Remove what killed runs left half-written.
+
+        A training state among it belongs to steps that are taken again: it must not be seen beside their result.
         """
-        scratch = [path for path in self.out.glob(".*.*") if path.is_dir()]
-        for path in (*scratch, *(path for path in self._checkpoints.iterdir() if path.name != PLAN)):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for folder in (self.out, self._checkpoints):
+            for path in folder.glob(".*.*"):
+                if path.is_dir():
+                    shutil.rmtree(path)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Exclusive among processes; the system gives the lock back when a process ends, however it ends."""
+        self._checkpoints.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self._checkpoints / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(f"--out {self.out}: another process works in it; wait for it, or stop it") from None
+            yield
+        finally:
+            os.close(handle)
 
 
 def _with_defaults(plan: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,14 @@ from rapid.private import train_private_bundle
 from rapid.public import build_public_bundle
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests, and the processes that they start, never touch the user's ledger."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAPID_LEDGER", str(tmp_path_factory.mktemp("ledger") / "ledger.jsonl"))
+        yield
 
 
 @pytest.fixture(scope="session")

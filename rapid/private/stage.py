@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,20 +20,23 @@ from rapid.card import private_card
 from rapid.config import PrivateSettings, Settings
 from rapid.data import ImageSet, fit_images, load_images
 from rapid.diffusion import Schedule
-from rapid.errors import InputError
+from rapid.errors import InputError, LostRank, PrivacyRefused
 from rapid.files import content_hash, replacing, write_json
 from rapid.models import Denoiser, Judge
+from rapid.private.account import Charge
+from rapid.private.accountant import Release
 from rapid.private.budget import Budget, allot
 from rapid.private.judge import train_judge
+from rapid.private.ledger import Ledger, Limit, default_path
 from rapid.private.objectives import PrivateObjective, Retriever, uses_retrieval
 from rapid.private.overlap import check_overlap, smallest_found
 from rapid.private.plan import default_delta
 from rapid.private.randomness import Randomness
 from rapid.private.ranks import Ranks
 from rapid.private.statement import privacy_statement
-from rapid.private.training import select_trainable, train_private
+from rapid.private.training import select_trainable, steps_taken, train_private
 from rapid.public.networks import encode_all
-from rapid.runtime import process_rank
+from rapid.runtime import process_rank, uninterrupted
 from rapid.workspace import Workspace
 
 Json = dict[str, Any]
@@ -62,7 +67,7 @@ class _Run:
                 network.save(target)
 
 
-def train_private_bundle(
+def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     base: Path,
     private: Path,
     out: Path,
@@ -73,6 +78,7 @@ def train_private_bundle(
     device: torch.device,
     resume: bool,
     ranks: Ranks | None = None,
+    ledger: Path | None = None,
 ) -> Bundle | None:
     """Fine-tune the late denoising steps of a public bundle on private images with (epsilon, delta)-DP.
 
@@ -86,37 +92,74 @@ def train_private_bundle(
         device: where to train.
         resume: go on with what `out` holds.
         ranks: the processes that share the work; all are given the same arguments, and the first one writes `out`.
+        ledger: file in which the run is charged before its first step; default: `ledger.default_path`.
 
     Returns:
         The finished private bundle; None on all ranks but the first.
 
     Raises:
         InputError: bad images or arguments, or an `out` that holds something else.
-        PrivacyRefused: private images are among the public ones of `base`.
+        PrivacyRefused: private images are among the public ones of `base`, or their limit would be exceeded.
         LostRank: another rank is gone.
     """
     ranks = ranks or Ranks()
 
     ranks.agree("--device", device.type.encode())
-    public, images, denoiser, budget, asked = ranks.together(
-        lambda: _prepare(base, private, out, settings, epsilon, delta, device)
+    book = Ledger(ledger or default_path()) if ranks.first else None
+    public, images, account, denoiser, budget, asked = ranks.together(
+        lambda: _prepare(base, private, out, settings, epsilon, delta, device, book)
     )
     # the first rank's, because another kind of CPU may solve for another last digit
     budget = ranks.share(budget)
     record = asked | budget.record()
     ranks.agree("the settings or --base", json.dumps(record, sort_keys=True).encode())
     ranks.agree("--private", images.fingerprint().encode())
-    ranks.together(lambda: Workspace.enter(out, "train-private", record, resume=resume) if ranks.first else None)
-    run = _Run(public, _part(images, ranks), Workspace(out), settings, device, ranks)
-    _check_overlap(run, budget, len(images))
-    _train_judge(run, budget)
-    _train_denoiser(run, denoiser, budget)
-    if not ranks.first:
-        return None
-    if not is_finished(out):
-        _finish(public, images.classes, out, budget, settings)
-        run.workspace.leave()
-    return Bundle.open(out, "--out", "private")
+    with ExitStack() as stack:
+
+        def enter() -> Workspace:
+            workspace = Workspace.enter(out, "train-private", record, resume=resume)
+            return stack.enter_context(workspace) if ranks.first else Workspace(out)
+
+        run = _Run(public, _part(images, ranks), ranks.together(enter), settings, device, ranks)
+        ranks.together(lambda: stack.enter_context(_charged(run, book, account, budget, asked)) if book else None)
+        _check_overlap(run, budget, len(images))
+        _train_judge(run, budget)
+        _train_denoiser(run, denoiser, budget)
+        if not ranks.first:
+            return None
+        if not is_finished(out):
+            _finish(public, images.classes, out, budget, settings)
+            run.workspace.leave()
+        return Bundle.open(out, "--out", "private")
+
+
+@contextmanager
+def _charged(run: _Run, ledger: Ledger, account: str, budget: Budget, asked: Json) -> Iterator[None]:
+    """Reserve all that the run may make known; on an orderly stop settle for what it has."""
+    charge = Charge(ledger, account, run.workspace.run_name(), Limit(asked["epsilon"], asked["delta"]))
+    charge.reserve(budget.denoiser.releases())
+    try:
+        yield
+    except (KeyboardInterrupt, LostRank, PrivacyRefused):
+        with uninterrupted():
+            charge.settle(_taken(run.workspace, budget))
+        raise
+    charge.settle(budget.denoiser.releases())
+
+
+def _taken(workspace: Workspace, budget: Budget) -> list[Release]:
+    """What an unfinished run in this folder has made known."""
+    taken = [budget.overlap] if budget.overlap and _overlap_result(workspace).exists() else []
+    for name, plan, title in (("judge", budget.judge, "judge"), ("denoiser", budget.denoiser, "private")):
+        if plan is None:
+            continue
+        steps = plan.steps if (workspace.out / name).is_dir() else steps_taken(workspace.checkpoint(title))
+        taken.append(Release(plan.noise_multiplier, plan.sample_rate, steps))
+    return taken
+
+
+def _overlap_result(workspace: Workspace) -> Path:
+    return workspace.checkpoint("overlap").with_suffix(".json")
 
 
 def _prepare(
@@ -127,12 +170,19 @@ def _prepare(
     epsilon: float,
     delta: float | None,
     device: torch.device,
-) -> tuple[Bundle, ImageSet, Denoiser, Budget, Json]:
-    """Read and check everything before anything is written; last, what was asked for, ready for JSON."""
+    ledger: Ledger | None,
+) -> tuple[Bundle, ImageSet, str, Denoiser, Budget, Json]:
+    """Read and check everything before anything is written; last, what was asked for, ready for JSON.
+
+    The third is the images' account in the ledger, of the first rank.
+    """
     if settings.private.noise_source == "device" and device.type == "cpu":
         raise InputError("--set private.noise_source=device: is for --device cuda; use chacha20 on a CPU")
     public = Bundle.open(base, "--base", "public")
-    images = fit_images(load_images(private, "--private"), settings.image, f"--private {private}")
+    loaded = load_images(private, "--private")
+    # as they are on disk, so that it is the same at every size
+    account = ledger.account(loaded.images) if ledger else ""
+    images = fit_images(loaded, settings.image, f"--private {private}")
     denoiser = public.public_denoiser().with_classes(len(images.classes)).to(device)
     select_trainable(denoiser, settings.private.trainable)
     judged = "judge" in public.config.networks and images.labels is not None
@@ -150,7 +200,7 @@ def _prepare(
         "classes": list(images.classes),
     }
     budget = _budget(asked, settings.private, Workspace(out).earlier(), judged=judged)
-    return public, images, denoiser, budget, asked
+    return public, images, account, denoiser, budget, asked
 
 
 def _check_overlap(run: _Run, budget: Budget, size: int) -> None:
@@ -161,7 +211,7 @@ def _check_overlap(run: _Run, budget: Budget, size: int) -> None:
         run.images.images,
         run.public.prints(),
         budget.overlap,
-        run.workspace.checkpoint("overlap").with_suffix(".json"),
+        _overlap_result(run.workspace),
         run.ranks,
         size=size,
         delta=budget.denoiser.delta,

@@ -90,7 +90,7 @@ def train_private(
             "ema": ema.state_dict(),
         }
 
-    saver = Checkpoint(checkpoint, state)
+    saver = Checkpoint(checkpoint, state, settings.checkpoint_seconds)
     # the first rank's state is everybody's, so that all hold the same weights
     saved = ranks.share_state((saver.load() or state()) if ranks.first else {})
     if Plan.model_validate(saved["plan"]) != plan:
@@ -124,6 +124,16 @@ def train_private(
     if ranks.first:
         saver.save()
     ema.copy_to(network)
+
+
+def steps_taken(checkpoint: Path) -> int:
+    """Steps that a training's checkpoint holds; 0 if there is none.
+
+    Raises:
+        RapidError: the file is damaged.
+    """
+    saved = Checkpoint(checkpoint, dict).load()
+    return 0 if saved is None else int(saved["step"])
 
 
 def learning_rate(highest: float, step: int, steps: int) -> float:

@@ -62,14 +62,28 @@ def build_public_bundle(
         reference=len(reference),
         fingerprint=images.fingerprint(),
     )
+    sources = np.repeat(np.arange(len(sets)), [len(part) for part in sets])
     # how private training and sampling go is not decided here
     used = settings.model_dump(mode="json", include=set(PUBLIC_SECTIONS))
     plan = {"settings": used, "public": data.model_dump(mode="json")}
-    workspace = Workspace.enter(out, "build-kb", plan, resume=resume)
-    if is_finished(out):
-        return _with_prints(Bundle.open(out, "--out", "public"), images)
-    sources = np.repeat(np.arange(len(sets)), [len(part) for part in sets])
-    hashes, retrieval = _train_and_build(images, sources, (pre, reference), workspace, settings, device)
+    with Workspace.enter(out, "build-kb", plan, resume=resume) as workspace:
+        if is_finished(out):
+            return _with_prints(Bundle.open(out, "--out", "public"), images)
+        return _build(images, data, sources, (pre, reference), workspace, settings, device)
+
+
+def _build(
+    images: ImageSet,
+    data: PublicData,
+    sources: NDArray[np.int64],
+    split: tuple[NDArray[np.int64], NDArray[np.int64]],
+    workspace: Workspace,
+    settings: Settings,
+    device: torch.device,
+) -> Bundle:
+    """Run all steps that an earlier run has not done, and finish the bundle."""
+    out = workspace.out
+    hashes, retrieval = _train_and_build(images, sources, split, workspace, settings, device)
     config = BundleConfig(
         kind="public",
         settings=settings,

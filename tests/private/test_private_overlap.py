@@ -143,7 +143,7 @@ def test_private_images_that_are_public_are_refused_once_and_for_all(
     assert "private training" not in first.stderr
     assert sorted(p.name for p in out.iterdir()) == ["checkpoints"]
     files = {p: p.read_text() for p in (out / "checkpoints").iterdir()}
-    assert {p.name for p in files} == {"plan.json", "overlap.json"}
+    assert {p.name for p in files} == {"plan.json", "overlap.json", "run.json", "lock"}
     again = run(*arguments, "--resume")
     assert again.returncode == 3
     assert message in again.stderr.splitlines()
