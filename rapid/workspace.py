@@ -22,10 +22,16 @@ PLAN, RUN, LOCK = "plan.json", "run.json", "lock"
 
 
 class Workspace:
-    """A folder in which a bundle grows; `checkpoints/` holds what is needed to resume and is not part of the bundle."""
+    """A folder in which a bundle grows; `checkpoints/` holds what is needed to resume and is not part of the bundle.
+
+    Attributes:
+        out: the folder.
+        new: whether it was begun now.
+    """
 
     def __init__(self, out: Path) -> None:
         self.out = out
+        self.new = False
         self._checkpoints = out / "checkpoints"
 
     @classmethod
@@ -49,6 +55,7 @@ class Workspace:
             raise InputError(f"--out {out}: holds something else; give a new folder")
         with workspace._locked():
             if not file.is_file():
+                workspace.new = True
                 write_json(file, written)
             elif not resume:
                 raise InputError(f"--out {out}: holds an earlier run; go on with --resume or give a new folder")
@@ -97,6 +104,11 @@ class Workspace:
     def checkpoint(self, name: str) -> Path:
         """File for the training state of `name`."""
         return self._checkpoints / f"{name}.pt"
+
+    def discard(self) -> None:
+        """Remove the folder, if this run began it: nothing was done, and the same command may be given again."""
+        if self.new:
+            shutil.rmtree(self.out)
 
     def leave(self) -> None:
         """Remove training states: the bundle is finished. The plan stays, so that a repeated command is recognised."""

@@ -90,6 +90,8 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._head = path.with_name(path.name + ".head")
+        if path.is_dir():
+            raise InputError(f"--ledger {path}: is a folder; give a file in it")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with self._locked():

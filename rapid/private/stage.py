@@ -136,8 +136,15 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
 @contextmanager
 def _charged(run: _Run, ledger: Ledger, account: str, budget: Budget, asked: Json) -> Iterator[None]:
     """Reserve all that the run may make known; on an orderly stop settle for what it has."""
+    if is_finished(run.workspace.out):
+        yield
+        return
     charge = Charge(ledger, account, run.workspace.run_name(), Limit(asked["epsilon"], asked["delta"]))
-    charge.reserve(budget.denoiser.releases())
+    try:
+        charge.reserve(budget.denoiser.releases())
+    except PrivacyRefused:
+        run.workspace.discard()
+        raise
     try:
         yield
     except (KeyboardInterrupt, LostRank, PrivacyRefused):

@@ -1,0 +1,160 @@
+"""The ledger and the audit as a user meets them: commands, exit codes, one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rapid.cli import main
+from rapid.private.ledger import Ledger
+from rapid.workspace import Workspace
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    return tmp_path / "book" / "ledger.jsonl"
+
+
+def rapid(*arguments: object, ledger: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rapid", *map(str, arguments)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "RAPID_LEDGER": str(ledger)},
+    )
+
+
+def last(stderr: str) -> str:
+    return stderr.strip().splitlines()[-1]
+
+
+def test_a_second_run_beyond_the_limit_is_refused(
+    tmp_path: Path, ledger: Path, public_bundle: Path, digits: Path
+) -> None:
+    train = ["train-private", "--base", public_bundle, "--private", digits, "--delta", "1e-4"]
+    limited = rapid("ledger", "limit", digits, "--epsilon", 1.2, "--delta", 1e-4, ledger=ledger)
+    assert limited.returncode == 0, limited.stderr
+    assert "0 of epsilon 1.2 spent" in limited.stdout
+    first = rapid(*train, "--epsilon", 1, "--out", tmp_path / "first", ledger=ledger)
+    assert first.returncode == 0, first.stderr
+    refused = rapid(*train, "--epsilon", 1, "--out", tmp_path / "second", ledger=ledger)
+    assert refused.returncode == 3
+    assert last(refused.stderr).startswith("rapid: the limit of this data set is epsilon 1.2 at delta 0.0001;")
+    assert "step/s" not in refused.stderr
+    assert not (tmp_path / "second").exists()
+    # composed numerically, a smaller run fits though 1 and 0.4 are more than 1.2
+    third = rapid(*train, "--epsilon", 0.4, "--out", tmp_path / "third", ledger=ledger)
+    assert third.returncode == 0, third.stderr
+    # a finished run is not charged again
+    again = rapid(*train, "--epsilon", 0.4, "--out", tmp_path / "third", "--resume", ledger=ledger)
+    assert again.returncode == 0, again.stderr
+    shown = rapid("ledger", "show", "--json", ledger=ledger)
+    (found,) = json.loads(shown.stdout)["datasets"]
+    assert len(found["runs"]) == 2
+    assert found["limit"] == {"epsilon": 1.2, "delta": 1e-4}
+    assert 1.0 < found["epsilon"] <= 1.2
+    assert {run["kind"] for run in found["runs"]} == {"settle"}
+    told = rapid("ledger", "show", found["dataset"][:8], ledger=ledger).stdout
+    assert "of 1.2 at delta 0.0001" in told
+    assert told.count("spent, asked for") == 2
+    verified = rapid("ledger", "verify", ledger=ledger)
+    assert (verified.returncode, "none altered" in verified.stdout) == (0, True)
+    # nor if it was moved; a copy of an unfinished one is another run
+    (tmp_path / "third").rename(tmp_path / "moved")
+    arguments = ["--epsilon", 0.4, "--out", tmp_path / "moved", "--resume"]
+    assert rapid(*train, *arguments, ledger=ledger).returncode == 0
+    assert len(Ledger(ledger).entries()) == 5
+    for name in ("config.json", "denoiser/diffusion_pytorch_model.safetensors"):
+        (tmp_path / "moved" / name).unlink()
+    (tmp_path / "moved" / "denoiser" / "config.json").unlink()
+    (tmp_path / "moved" / "denoiser").rmdir()
+    assert rapid("ledger", "limit", digits, "--epsilon", 1.1, "--delta", 1e-4, ledger=ledger).returncode == 0
+    copied = rapid(*train, *arguments, ledger=ledger)
+    assert copied.returncode == 3, copied.stderr
+    assert (tmp_path / "moved" / "judge").exists()
+    # one digit in one line
+    ledger.write_text(ledger.read_text().replace('"epsilon": 1.2', '"epsilon": 9.2', 1))
+    for command in (["ledger", "verify"], [*train, "--epsilon", 1, "--out", tmp_path / "second"]):
+        tampered = rapid(*command, ledger=ledger)
+        assert tampered.returncode == 3
+        assert "line 1 is not the one that was written" in last(tampered.stderr)
+
+
+def test_a_stopped_run_is_charged_for_its_steps(
+    tmp_path: Path, ledger: Path, public_bundle: Path, digits: Path
+) -> None:
+    command = [sys.executable, "-m", "rapid", "train-private", "--base", str(public_bundle), "--private", str(digits)]
+    command += ["--epsilon", "1", "--out", str(tmp_path / "out"), "--set", "private.steps=4000"]
+    command += ["--set", "private.checkpoint_seconds=0", "--delta", "1e-4"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAPID_LEDGER": str(ledger)}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    state = tmp_path / "out" / "checkpoints" / "private.pt"
+    deadline = time.monotonic() + 100
+    while not state.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    reserved, settled = Ledger(ledger).entries()
+    assert (reserved.kind, settled.kind) == ("reserve", "settle")
+    # check, judge and denoiser; of the last some steps
+    planned = {release.noise_multiplier: release.steps for release in reserved.releases}
+    taken = {release.noise_multiplier: release.steps for release in settled.releases}
+    denoiser, check, judge = planned
+    assert planned == {denoiser: 4000, check: 1, judge: 3}
+    assert taken == {denoiser: taken[denoiser], check: 1, judge: 3}
+    assert 0 < taken[denoiser] < 4000
+
+
+@pytest.mark.filterwarnings("ignore:at this epsilon")
+def test_two_processes_do_not_share_an_output_folder(
+    tmp_path: Path, public_bundle: Path, digits: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    with Workspace.enter(out, "train-private", {}, resume=False):
+        command = f"train-private --base {public_bundle} --private {digits} --epsilon 1 --out {out} --resume"
+        assert main(command.split()) == 2
+    assert "another process works in it" in last(capfd.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("ledger limit {digits} --epsilon 0 --delta 1e-5", "--epsilon 0"),
+        ("ledger limit {digits} --epsilon 1 --delta 2", "--delta 2"),
+        ("ledger limit nowhere --epsilon 1 --delta 1e-5", "DATASET nowhere"),
+        ("ledger verify --ledger {tmp}/none.jsonl", "does not exist"),
+        ("ledger show --ledger {tmp}", "is a folder"),
+        ("audit --epsilon 1 --canaries 3", "--canaries 3"),
+        ("audit --epsilon 1 --sample-rate 0", "--sample-rate 0"),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path, digits: Path, command: str, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command.format(digits=digits, tmp=tmp_path).split()) == 2
+    err = capfd.readouterr().err
+    assert err.startswith("rapid: ")
+    assert err.count("\n") == 1
+    assert words in err
+
+
+def test_audit_prints_what_it_found(capfd: pytest.CaptureFixture[str]) -> None:
+    command = "audit --epsilon 1 --canaries 100 --steps 3 --set denoiser.channels=16 --set denoiser.heads=2"
+    assert main(command.split()) == 0
+    out = capfd.readouterr().out
+    assert "claimed:  epsilon 1 at delta 1e-05" in out
+    assert "with 95% confidence" in out
+    assert main([*command.split(), "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["refuted"] is False
+    assert found["bound"] <= 1
