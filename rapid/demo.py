@@ -28,7 +28,7 @@ def run_demo(out: Path, device: torch.device, settings: Settings | None = None) 
     """Build the public bundle, train privately, draw pictures; goes on from what `out` holds.
 
     Args:
-        out: folder for `public/`, `private/`, `samples.png` and `neighbours.png`.
+        out: folder for `public/`, `private/`, `samples.png`, `neighbours.png` and `ledger.jsonl`.
         device: where to train.
         settings: default: the preset `demo`.
 
@@ -48,6 +48,8 @@ def run_demo(out: Path, device: torch.device, settings: Settings | None = None) 
         delta=None,
         device=device,
         resume=True,
+        # a demonstration is no business of the user's own account book
+        ledger=out / "ledger.jsonl",
     )
     assert private is not None
     print("3/3 generation", flush=True)

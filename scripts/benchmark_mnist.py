@@ -105,7 +105,7 @@ class Bench:
             bundle / "config.json",
             *("train-private", "--base", base, "--private", self.set("mnist-train"), "--epsilon", row.epsilon),
             *(word for setting in settings for word in ("--set", setting)),
-            *("--preset", PRESET, "--out", bundle, *_resume(bundle)),
+            *("--preset", PRESET, "--out", bundle, "--ledger", self.out / "ledger.jsonl", *_resume(bundle)),
         )
         return bundle
 

@@ -99,7 +99,9 @@ class Ledger:
                 if not self._head.exists() and not path.exists():
                     self._write_head(0, START)
         except OSError as error:
-            raise InputError(f"--ledger {path}: cannot be used ({error.strerror}); give another file") from None
+            raise InputError(
+                f"--ledger {path}: cannot be used ({error.strerror}); give another file, or set {ENVIRONMENT}"
+            ) from None
 
     def account(self, images: NDArray[np.uint8]) -> str:
         """The account of a data set: 32 hexadecimal digits.
