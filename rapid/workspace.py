@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import secrets
@@ -60,7 +61,7 @@ class Workspace:
             elif not resume:
                 raise InputError(f"--out {out}: holds an earlier run; go on with --resume or give a new folder")
             # what was written went through JSON, so what it is compared with must too
-            difference = _first_difference(workspace.earlier(), json.loads(json.dumps(written)))
+            difference = _first_difference(workspace._earlier_of(written), json.loads(json.dumps(written)))
             if difference is not None:
                 raise InputError(
                     f"--out {out}: the earlier run differs in '{difference}'; use the same, or a new folder"
@@ -83,7 +84,9 @@ class Workspace:
         A copy of the folder is another run: what both make known is charged twice.
         """
         file, place = self._checkpoints / RUN, self.out.resolve().stat()
-        folder = {"path": str(self.out.resolve()), "device": place.st_dev, "inode": place.st_ino}
+        # only to be compared: the folder may be handed on, and where it lay is nobody's business
+        where = f"{self.out.resolve()} {place.st_dev} {place.st_ino}"
+        folder = hashlib.sha256(where.encode()).hexdigest()
         try:
             written = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -100,6 +103,14 @@ class Workspace:
         except (OSError, ValueError):
             return None
         return _with_defaults(plan)
+
+    def _earlier_of(self, written: dict[str, Any]) -> dict[str, Any] | None:
+        """The earlier plan without the sections of settings that this one does not depend on."""
+        earlier = self.earlier()
+        if earlier is None or "settings" not in earlier or "settings" not in written:
+            return earlier
+        sections = {name: part for name, part in earlier["settings"].items() if name in written["settings"]}
+        return earlier | {"settings": sections}
 
     def checkpoint(self, name: str) -> Path:
         """File for the training state of `name`."""

@@ -130,10 +130,10 @@ def test_what_is_written_and_said_depends_on_the_images_only_through_the_weights
     names = sorted(p.relative_to(first).as_posix() for p in first.rglob("*") if p.is_file())
     assert names == sorted(p.relative_to(second).as_posix() for p in second.rglob("*") if p.is_file())
     different = {name for name in names if content_hash(first / name) != content_hash(second / name)}
-    # config.json holds the hash of the weights, privacy.json and the card the time
+    # config.json holds the hash of the weights, privacy.json and the card the time, run.json a random name
     assert different <= {
         "denoiser/diffusion_pytorch_model.safetensors", "judge/diffusion_pytorch_model.safetensors",
-        "config.json", "privacy.json", "README.md",
+        "config.json", "privacy.json", "README.md", "checkpoints/run.json",
     }  # fmt: skip
     configs = [json.loads((out / "config.json").read_text()) for out in written]
     for config in configs:

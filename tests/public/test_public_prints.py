@@ -31,7 +31,7 @@ def earlier(tmp_path: Path, public_bundle: Path) -> Path:
     for file in (out / "config.json", out / "checkpoints" / "plan.json"):
         content = json.loads(file.read_text())
         content.pop("prints", None)
-        del content["settings"]["private"]["overlap"]
+        content["settings"].setdefault("private", {}).pop("overlap", None)
         file.write_text(json.dumps(content))
     return out
 
