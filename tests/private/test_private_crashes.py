@@ -51,6 +51,24 @@ def train_in_child(*arguments: object) -> int:
     return child
 
 
+def half_written(out: Path) -> bool:
+    return any(path.is_dir() for folder in (out, out / "checkpoints") for path in folder.glob(".*.*"))
+
+
+def kill(child: int, out: Path, seconds: float, in_a_write: bool) -> None:
+    """SIGKILL after `seconds`; or at the first moment from then on at which it has something half-written."""
+    time.sleep(seconds)
+    while in_a_write and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        # while it stands still it cannot end what it writes
+        os.kill(child, signal.SIGSTOP)
+        os.waitid(os.P_PID, child, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        if half_written(out):
+            break
+        os.kill(child, signal.SIGCONT)
+        time.sleep(0.0005)
+    os.kill(child, signal.SIGKILL)
+
+
 def steps_in(checkpoint: Path) -> int:
     return int(torch.load(checkpoint, weights_only=True)["step"]) if checkpoint.exists() else 0
 
@@ -67,13 +85,13 @@ def test_a_killed_training_always_ends_and_costs_the_same(
     out, ledger = tmp_path / "killed", tmp_path / "killed.jsonl"
     moments = random.Random(7)
     kills, progress = 0, {"judge": 0, "private": 0}
-    half_written = 0
+    in_writes = 0
     while True:
         child = train_in_child(public_bundle, digits, out, settings, ledger)
         # at first before much is done, later everywhere
-        time.sleep(moments.uniform(0, duration * (0.3 if kills < KILLS // 3 else 0.9)))
+        seconds = moments.uniform(0, duration * (0.3 if kills < KILLS // 3 else 0.9))
         if kills < KILLS:
-            os.kill(child, signal.SIGKILL)
+            kill(child, out, seconds, in_a_write=kills % 3 == 0)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
             assert os.waitstatus_to_exitcode(status) == 0
@@ -85,7 +103,7 @@ def test_a_killed_training_always_ends_and_costs_the_same(
                 continue
             break
         kills += 1
-        half_written += any(path.is_dir() for folder in (out, out / "checkpoints") for path in folder.glob(".*.*"))
+        in_writes += half_written(out)
         # whatever is at its own name can be read, and no step is lost that was saved
         for name, before in progress.items():
             now = steps_in(out / "checkpoints" / f"{name}.pt")
@@ -108,6 +126,6 @@ def test_a_killed_training_always_ends_and_costs_the_same(
     names = {path.name for path in (out / "checkpoints").iterdir()}
     assert names == {"plan.json", "run.json", "lock"}
     assert not list(out.glob(".*"))
-    assert half_written > 0
+    assert in_writes > 0
     plan = json.loads((out / "checkpoints" / "plan.json").read_text())["plan"]
     assert plan["steps"] == bundle.privacy["steps"] == STEPS
