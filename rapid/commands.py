@@ -195,7 +195,7 @@ def info(options: argparse.Namespace) -> None:
     """`rapid info`."""
     from rapid.bundle import Bundle
     from rapid.card import privacy_in_words
-    from rapid.generate import describe
+    from rapid.info import describe
 
     bundle = Bundle.open(options.path, "DIR")
     print(json.dumps(describe(bundle), indent=2, ensure_ascii=False))

@@ -14,7 +14,7 @@ from rapid.card import privacy_in_words
 from rapid.config import Settings, load_settings
 from rapid.data import sample_path
 from rapid.files import replacing
-from rapid.generate import Generator
+from rapid.generate import Generator, streams
 from rapid.pictures import Pixels, table
 from rapid.private import train_private_bundle
 from rapid.public import build_public_bundle
@@ -74,7 +74,7 @@ def samples_picture(generator: Generator, columns: int = COLUMNS, seed: int = 0)
 def neighbours_picture(generator: Generator, count: int = QUERIES, seed: int = 1) -> Pixels:
     """What happens on the way, one image a column: early step, retrieved public neighbour, final image; RGB."""
     labels = np.arange(count) % len(generator.classes) if generator.classes else None
-    start = generator.start(seed, np.arange(count), labels)
+    start = generator.start(streams(seed, np.arange(count)), labels)
     settings = generator.bundle.settings
     rows = []
     if start.retrieved is not None:
@@ -83,7 +83,7 @@ def neighbours_picture(generator: Generator, count: int = QUERIES, seed: int = 1
             rows.append((query, generator.decode(start.retrieved.denoised)))
         entry = f"public entry of the knowledge base at v = {settings.retrieval.v}"
         rows.append((entry, generator.decode(start.retrieved.values)))
-    final = generator.decode(generator.finish(start.x, start.t, labels))
+    final = generator.decode(generator.finish(start.x, labels))
     rows.append(("final image, after the private late steps", final))
     names = [generator.classes[label] for label in labels] if labels is not None else []
     return table(rows, columns=names, title=_title(generator.bundle))

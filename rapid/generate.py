@@ -17,14 +17,17 @@ from rapid.bundle import Bundle
 from rapid.config import GenerationSettings
 from rapid.data import to_uint8, to_unit_range
 from rapid.diffusion import Schedule
-from rapid.diffusion.samplers import early_grid, late_grid, run
+from rapid.diffusion.samplers import Solver, early_grid, late_grid
 from rapid.entries import ClassEntries, choose_neighbours
 from rapid.errors import InputError
+from rapid.info import describe
 from rapid.models import Denoiser, Judge
+from rapid.order import Order
 from rapid.runtime import choose_device
-from rapid.selection import Selection
 
 MAX_SEED = 2**63 - 1
+Streams = Sequence[np.random.Generator]
+"""One for each image: what it draws does not depend on the others."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,10 @@ class Retrieved(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where the denoising of n images begins."""
+    """Where the late steps of n images begin."""
 
     x: Tensor
     """The states x_t, float (n, c, h, w)."""
-    t: int
     retrieved: Retrieved | None
     """None if it begins with noise."""
 
@@ -99,7 +101,7 @@ class Generator:
         self.settings = settings or bundle.settings.generation
         image = bundle.settings.image
         self.image_shape: tuple[int, ...] = (image.size, image.size) + ((3,) if image.channels == 3 else ())
-        self._device = device
+        self.device = device
         self._autoencoder = bundle.autoencoder().to(device)
         self._denoiser = bundle.denoiser().to(device)
         self._public_denoiser = bundle.public_denoiser().to(device)
@@ -108,9 +110,17 @@ class Generator:
         self._judge = None if judge is None or self.settings.attempts == 1 else judge.to(device)
         self._knowledge_base = bundle.knowledge_base()
         self._entries = self._class_entries(judge)
-        self._schedule = Schedule.build(bundle.settings.schedule).to(device)
-        self._stride = max(1, self._schedule.timesteps // self.settings.steps)
-        self._trained = _last_private_timestep(bundle)
+        self._schedule = Schedule.build(bundle.settings.schedule).to(self.device)
+        stride = max(1, self._schedule.timesteps // self.settings.steps)
+        self.trained = _last_private_timestep(bundle)
+        T = self._schedule.timesteps
+        from_noise = self.settings.retrieval == "none"
+        self.begin = T if from_noise else self.settings.start or bundle.settings.late_start
+        self.late = Solver.build(self.settings.sampler, self._schedule, late_grid(self.begin, stride), stride)
+        self.early = None
+        if not from_noise and self._entries is None:
+            grid = early_grid(T, bundle.settings.retrieval.k, stride)
+            self.early = Solver.build(self.settings.sampler, self._schedule, grid, stride, denoise_last=True)
 
     @classmethod
     def open(cls, path: Path, device: str = "auto", settings: GenerationSettings | None = None) -> Generator:
@@ -169,106 +179,101 @@ class Generator:
             raise InputError(f"labels: {len(labels)} given for {count} images; give one for each")
         if labels is not None and not self.classes:
             raise InputError("--labels: the model has no classes; leave it out")
+        order = self.order(count, labels, seed)
+        images = np.zeros((count, *self.image_shape), np.uint8)
+        while order.missing:
+            numbers, classes = order.draw(self.settings.batch_size)
+            start = self.start(streams(order.seed, numbers), classes)
+            made = self.decode(self.finish(start.x, classes))
+            for place, image in order.offer(numbers, made, self.judge(made)):
+                images[place] = image
+            if progress is not None:
+                progress(count - order.missing, count)
+        return Samples(images, order.labels, order.seed)
+
+    def order(self, count: int, labels: Sequence[int] | None = None, seed: int | None = None) -> Order:
+        """A new order; see `generate` for the arguments and errors."""
+        if count < 1:
+            raise InputError(f"--count {count}: must be at least 1")
+        if labels is not None and len(labels) != count:
+            raise InputError(f"labels: {len(labels)} given for {count} images; give one for each")
+        if labels is not None and not self.classes:
+            raise InputError("--labels: the model has no classes; leave it out")
         seed = secrets.randbits(53) if seed is None else seed
         if not 0 <= seed <= MAX_SEED:
             raise InputError(f"--seed {seed}: must lie in 0..{MAX_SEED}")
         chosen = None
         if self.classes:
             chosen = np.asarray(labels if labels is not None else np.arange(count) % len(self.classes), np.int64)
-        if self._judge is not None and chosen is not None:
-            return Samples(self._select(chosen, seed, progress or (lambda done, total: None)), chosen, seed)
-        parts = []
-        for start in range(0, count, self.settings.batch_size):
-            stop = min(count, start + self.settings.batch_size)
-            parts.append(self._sample(seed, np.arange(start, stop), None if chosen is None else chosen[start:stop]))
-            if progress is not None:
-                progress(stop, count)
-        return Samples(np.concatenate(parts), chosen, seed)
+        return Order(count, chosen, seed, self.settings.attempts if self._judge is not None else 1)
 
-    def start(self, seed: int, numbers: NDArray[np.int64], labels: NDArray[np.int64] | None) -> Start:
-        """Where some images of a seed begin, each from its own stream; numbers and labels are (n,)."""
+    def normal(self, streams: Streams) -> Tensor:
+        """The next noise of each stream, float (n, c, h, w)."""
         shape = self.bundle.settings.latent_shape
-        streams = [np.random.Generator(np.random.Philox(key=[seed, int(number)])) for number in numbers]
+        rows = [stream.standard_normal(shape, np.float32) for stream in streams]
+        return torch.from_numpy(np.stack(rows)).to(self.device)
 
-        def normal() -> Tensor:
-            rows = [stream.standard_normal(shape, np.float32) for stream in streams]
-            return torch.from_numpy(np.stack(rows)).to(self._device)
-
-        noise = normal()
-        if self.settings.retrieval == "none":
-            return Start(noise, self._schedule.timesteps, None)
+    def start(self, streams: Streams, labels: NDArray[np.int64] | None) -> Start:
+        """Where the late steps of new images begin; the streams are new ones, labels (n,)."""
+        noise = self.normal(streams)
+        if self.early is not None:
+            return self.retrieve(streams, self.early.run(lambda x, t: self.noise(x, t, None, public=True), noise))
         if self._entries is None:
-            several = self.bundle.settings.private.neighbours > 1
-            retrieved = self.retrieve(noise, np.array([stream.random() for stream in streams]) if several else None)
-        else:
-            assert labels is not None
-            indices = self._entries.choose(labels, np.stack([stream.random(2) for stream in streams]))
-            retrieved = Retrieved(None, indices, self._values(indices))
-        begin, v = self.settings.start or self.bundle.settings.late_start, self.bundle.settings.retrieval.v
-        if begin == v:
-            return Start(retrieved.values, v, retrieved)
-        steps = (torch.full((len(noise),), step, device=self._device) for step in (v, begin))
-        return Start(self._schedule.diffuse_on(retrieved.values, normal(), *steps), begin, retrieved)
+            return Start(noise, None)
+        assert labels is not None
+        indices = self._entries.choose(labels, np.stack([stream.random(2) for stream in streams]))
+        return self._lead_on(streams, Retrieved(None, indices, self._values(indices)))
 
     @torch.no_grad()
-    def retrieve(self, noise: Tensor, pick: NDArray[np.float64] | None = None) -> Retrieved:
-        """From x_T, float (n, c, h, w), to the retrieved values: the steps T -> k and the search.
-
-        `pick`, (n,) in [0, 1), chooses among several neighbours; None takes the nearest.
-        """
-        settings = self.bundle.settings
-        grid = early_grid(self._schedule.timesteps, settings.retrieval.k, self._stride)
-        null = self._public_denoiser.null_labels(len(noise))
-
-        def predict(x: Tensor, t: int) -> Tensor:
-            return self._public_denoiser(x, _fill(x, t), null)
-
-        denoised = run(self.settings.sampler, self._schedule, predict, noise, grid, self._stride, denoise_last=True)
+    def retrieve(self, streams: Streams, denoised: Tensor) -> Start:
+        """From the one-step-denoised latents of step k, float (n, c, h, w), to where the late steps begin."""
         queries = self._encoder(denoised).cpu().numpy()
-        indices = choose_neighbours(self._knowledge_base, queries, settings.private.neighbours, pick)
-        return Retrieved(denoised, indices, self._values(indices))
+        several = self.bundle.settings.private.neighbours
+        pick = np.array([stream.random() for stream in streams]) if several > 1 else None
+        indices = choose_neighbours(self._knowledge_base, queries, several, pick)
+        return self._lead_on(streams, Retrieved(denoised, indices, self._values(indices)))
 
     @torch.no_grad()
-    def finish(self, x: Tensor, start: int, labels: NDArray[np.int64] | None) -> Tensor:
-        """From x_start to x_0: with the bundle's denoiser where it was trained, with the public one above that."""
-        grid = late_grid(start, self._stride)
-        count = len(x)
-        null = self._public_denoiser.null_labels(count)
-        y = self._denoiser.null_labels(count) if labels is None else torch.from_numpy(labels).to(self._device)
+    def noise(self, x: Tensor, t: int | Tensor, labels: NDArray[np.int64] | None, *, public: bool) -> Tensor:
+        """The noise that is taken away from x_t, float (n, c, h, w).
 
-        def predict(state: Tensor, t: int) -> Tensor:
-            if t > self._trained:
-                return self._public_denoiser(state, _fill(state, t), null)
-            noise = guided(self._denoiser, state, _fill(state, t), y, self.settings.guidance)
-            return noise / self.settings.epsilon_scale
+        Args:
+            x: states, float (n, c, h, w).
+            t: their timestep, or timesteps, int64 (n,).
+            labels: their classes, int64 (n,); None without classes. The public denoiser does not look at them.
+            public: whether to ask the public denoiser, as the early steps do, and those beyond what was trained.
+        """
+        t = torch.full((len(x),), t, device=self.device) if isinstance(t, int) else t
+        if public:
+            return self._public_denoiser(x, t, self._public_denoiser.null_labels(len(x)))
+        y = self._denoiser.null_labels(len(x)) if labels is None else torch.from_numpy(labels).to(self.device)
+        return guided(self._denoiser, x, t, y, self.settings.guidance) / self.settings.epsilon_scale
 
-        return run(self.settings.sampler, self._schedule, predict, x, grid, self._stride)
+    @torch.no_grad()
+    def finish(self, x: Tensor, labels: NDArray[np.int64] | None) -> Tensor:
+        """The late steps: with the bundle's denoiser where it was trained, with the public one above that."""
+        return self.late.run(lambda state, t: self.noise(state, t, labels, public=t > self.trained), x)
 
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
         """Images, uint8 (n, H, W) or (n, H, W, 3), of normalised latents."""
         return to_uint8(self._autoencoder.decode(latents))
 
-    def _select(self, labels: NDArray[np.int64], seed: int, progress: Callable[[int, int], None]) -> NDArray[np.uint8]:
-        """Images of the wanted classes by the judge; candidates are drawn for the wanted classes in turn."""
-        assert self._judge is not None
-        selection, wanted = Selection(labels), np.unique(labels)
-        drawn, most = 0, self.settings.attempts * len(labels)
-        while selection.missing and drawn < most:
-            numbers = np.arange(drawn, min(most, drawn + min(self.settings.batch_size, 2 * selection.missing)))
-            images = self._sample(seed, numbers, wanted[numbers % len(wanted)])
-            probabilities = self._judge.probabilities(to_unit_range(images, self._device))
-            selection.offer(images, probabilities.cpu().numpy())
-            drawn += len(numbers)
-            progress(len(labels) - selection.missing, len(labels))
-        progress(len(labels), len(labels))
-        return selection.fill()
+    def judge(self, images: NDArray[np.uint8]) -> NDArray[np.float32] | None:
+        """What the judge sees in images: the probability of each class, (n, classes); None if there is none."""
+        if self._judge is None:
+            return None
+        return self._judge.probabilities(to_unit_range(images, self.device)).cpu().numpy()
 
-    def _sample(self, seed: int, numbers: NDArray[np.int64], labels: NDArray[np.int64] | None) -> NDArray[np.uint8]:
-        start = self.start(seed, numbers, labels)
-        return self.decode(self.finish(start.x, start.t, labels))
+    def _lead_on(self, streams: Streams, retrieved: Retrieved) -> Start:
+        """Diffuse retrieved values on from v to where the late steps begin."""
+        v = self.bundle.settings.retrieval.v
+        if self.begin == v:
+            return Start(retrieved.values, retrieved)
+        steps = (torch.full((len(retrieved.values),), step, device=self.device) for step in (v, self.begin))
+        return Start(self._schedule.diffuse_on(retrieved.values, self.normal(streams), *steps), retrieved)
 
     def _values(self, indices: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(self._knowledge_base.values(indices)).to(self._device)
+        return torch.from_numpy(self._knowledge_base.values(indices)).to(self.device)
 
     def _class_entries(self, judge: Judge | None) -> ClassEntries | None:
         """Entries by class: of the class itself in a public bundle, of public classes that look like it in others.
@@ -283,6 +288,11 @@ class Generator:
         return None if judge is None else ClassEntries(judge.resemblance().numpy(), labels)
 
 
+def streams(seed: int, numbers: NDArray[np.int64]) -> Streams:
+    """The noise streams of some candidates of a seed."""
+    return [np.random.Generator(np.random.Philox(key=[seed, number])) for number in numbers.tolist()]
+
+
 def guided(denoiser: Denoiser, x: Tensor, t: Tensor, labels: Tensor, scale: float) -> Tensor:
     """Classifier-free guidance: eps_null + scale (eps_label - eps_null); one call if scale is 1."""
     if scale == 1:
@@ -293,52 +303,8 @@ def guided(denoiser: Denoiser, x: Tensor, t: Tensor, labels: Tensor, scale: floa
     return unconditional + scale * (conditional - unconditional)
 
 
-def describe(bundle: Bundle) -> dict[str, Any]:
-    """What is in a bundle, ready for JSON: networks, k, v, knowledge base, privacy statement."""
-    settings, config = bundle.settings, bundle.config
-    networks = {
-        name: {"sha256": digest, "parameters": _parameters(bundle, name)} for name, digest in config.networks.items()
-    }
-    return {
-        "name": bundle.path.resolve().name,
-        "kind": config.kind,
-        "rapid": config.rapid,
-        "preset": settings.preset,
-        "classes": list(config.classes),
-        "image": {"size": settings.image.size, "channels": settings.image.channels},
-        "latent": list(settings.latent_shape),
-        "timesteps": settings.schedule.timesteps,
-        "k": settings.retrieval.k,
-        "v": settings.retrieval.v,
-        "start": settings.late_start,
-        "objective": settings.private.objective if config.kind == "private" else None,
-        "generation": settings.generation.model_dump(mode="json"),
-        "networks": networks,
-        "knowledge_base": {"entries": len(bundle.knowledge_base()), "index": settings.knowledge_base.index_type},
-        "public": config.public.model_dump(mode="json", exclude={"fingerprint"}),
-        "retrieval": None if config.retrieval is None else config.retrieval.model_dump(mode="json"),
-        "privacy": bundle.privacy,
-    }
-
-
-def _parameters(bundle: Bundle, name: str) -> int:
-    from safetensors import safe_open
-
-    from rapid.models.storage import WEIGHTS
-
-    total = 0
-    with safe_open(bundle.path / name / WEIGHTS, "pt") as weights:
-        for key in weights.keys():  # noqa: SIM118 - not a dict
-            total += int(np.prod(weights.get_slice(key).get_shape()))
-    return total
-
-
 def _last_private_timestep(bundle: Bundle) -> int:
     """The last timestep for which the bundle's own denoiser is used."""
     settings = bundle.settings
     late = bundle.config.kind == "private" and settings.private.objective != "ldm"
     return settings.late_start if late else settings.schedule.timesteps
-
-
-def _fill(x: Tensor, t: int) -> Tensor:
-    return torch.full((len(x),), t, device=x.device)

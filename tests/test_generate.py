@@ -11,7 +11,7 @@ import torch
 from rapid.bundle import Bundle
 from rapid.config import GenerationSettings, generation_settings
 from rapid.errors import InputError
-from rapid.generate import Generator
+from rapid.generate import Generator, streams
 from rapid.models import Denoiser
 
 CPU = torch.device("cpu")
@@ -79,8 +79,8 @@ def test_epsilon_scale_leaves_more_variance(private: Bundle) -> None:
     def spread(scale: float) -> float:
         generator = make(private, epsilon_scale=scale)
         labels = np.arange(64) % 10
-        start = generator.start(3, np.arange(64), labels)
-        return float(generator.finish(start.x, start.t, labels).var(0).sum())
+        start = generator.start(streams(3, np.arange(64)), labels)
+        return float(generator.finish(start.x, labels).var(0).sum())
 
     assert spread(0.95) < spread(1.0) < spread(1.05) < spread(1.1)
 
@@ -91,8 +91,9 @@ def test_images_may_begin_later_than_training_did(private: Bundle) -> None:
     )
     further = Bundle(private.path, private.config.model_copy(update={"settings": settings}), private.privacy)
     for start, expected in ((None, 600), (600, 600), (400, 400), (200, 200)):
-        begun = make(further, start=start).start(1, np.arange(2), np.array([1, 2]))
-        assert begun.t == expected
+        generator = make(further, start=start)
+        assert generator.begin == expected
+        begun = generator.start(streams(1, np.arange(2)), np.array([1, 2]))
         assert begun.retrieved is not None
         values = private.knowledge_base().values(begun.retrieved.indices)
         assert np.array_equal(begun.x.numpy(), values) == (expected == 200)
@@ -136,7 +137,7 @@ def test_bad_arguments(private: Bundle, arguments: dict[str, object], words: str
 
 def test_retrieved_entries_are_the_nearest(private: Bundle) -> None:
     generator = make(private)
-    found = generator.start(5, np.arange(6), None).retrieved
+    found = generator.start(streams(5, np.arange(6)), None).retrieved
     assert found is not None
     assert found.denoised is not None
     base = private.knowledge_base()
@@ -151,16 +152,16 @@ def test_entries_of_the_right_classes(private: Bundle, public_bundle: Path) -> N
         Bundle.open(public_bundle, "-"), CPU, GenerationSettings(sampler="ddim", retrieval="class", attempts=1)
     )
     labels = np.unique(public.bundle.knowledge_base().labels)[:4]
-    found = public.start(3, np.arange(4), labels).retrieved
+    found = public.start(streams(3, np.arange(4)), labels).retrieved
     assert found is not None
     assert (public.bundle.knowledge_base().labels[found.indices] == labels).all()
     generator = make(private, retrieval="class")
     entries = generator._entries
     assert entries is not None
     wanted = np.arange(40) % 10
-    start = generator.start(3, np.arange(40), wanted)
+    start = generator.start(streams(3, np.arange(40)), wanted)
     assert start.retrieved is not None
-    assert start.t == private.settings.retrieval.v
+    assert generator.begin == private.settings.retrieval.v
     judge = private.judge()
     assert judge is not None
     likeness = judge.resemblance().numpy()
@@ -172,18 +173,18 @@ def test_entries_of_the_right_classes(private: Bundle, public_bundle: Path) -> N
 
 def test_each_image_is_diffused_on_with_its_own_noise(private: Bundle) -> None:
     generator = make(private)
-    plain = generator.start(7, np.arange(3), None)
+    plain = generator.start(streams(7, np.arange(3)), None)
     settings = private.settings.model_copy(
         update={"private": private.settings.private.model_copy(update={"start": 600})}
     )
     later = Bundle(private.path, private.config.model_copy(update={"settings": settings}), private.privacy)
     generator = Generator(later, CPU, generator.settings)
-    start = generator.start(7, np.arange(3), None)
-    assert start.t == 600
+    start = generator.start(streams(7, np.arange(3)), None)
+    assert generator.begin == 600
     assert start.retrieved is not None
     assert plain.retrieved is not None
     assert (start.retrieved.indices == plain.retrieved.indices).all()
-    alone = generator.start(7, np.array([2]), None)
+    alone = generator.start(streams(7, np.array([2])), None)
     torch.testing.assert_close(alone.x, start.x[2:])
     assert not torch.allclose(start.x, start.retrieved.values)
     assert generator.generate(2, seed=1).images.shape == (2, 32, 32)
@@ -196,7 +197,7 @@ def test_several_neighbours(private: Bundle) -> None:
     )
     bundle = Bundle(private.path, private.config.model_copy(update={"settings": settings}), private.privacy)
     generator = Generator(bundle, CPU, private.settings.generation)
-    found = generator.start(5, np.arange(12), None).retrieved
+    found = generator.start(streams(5, np.arange(12)), None).retrieved
     assert found is not None
     assert found.denoised is not None
     with torch.no_grad():
@@ -205,6 +206,6 @@ def test_several_neighbours(private: Bundle) -> None:
     places = (nearest == found.indices[:, None]).argmax(1)
     assert (nearest[np.arange(12), places] == found.indices).all()
     assert len(set(places.tolist())) > 2
-    alone = generator.start(5, np.array([7]), None).retrieved
+    alone = generator.start(streams(5, np.array([7])), None).retrieved
     assert alone is not None
     assert alone.indices[0] == found.indices[7]

@@ -26,8 +26,9 @@ def candidates(seen: list[int], classes: int) -> tuple[np.ndarray, np.ndarray]:
 def test_a_place_gets_the_first_candidate_of_its_class(wanted: list[int], seen: list[int], cut: int) -> None:
     selection = Selection(np.array(wanted))
     images, probabilities = candidates(seen, 4)
+    placed = {}
     for start in range(0, len(seen), cut):
-        selection.offer(images[start : start + cut], probabilities[start : start + cut])
+        placed |= dict(selection.offer(images[start : start + cut], probabilities[start : start + cut]))
     expected: list[int | None] = [None] * len(wanted)
     left = list(range(len(seen)))
     for place, label in enumerate(wanted):
@@ -36,7 +37,8 @@ def test_a_place_gets_the_first_candidate_of_its_class(wanted: list[int], seen: 
             expected[place] = match
             left.remove(match)
     assert selection.missing == expected.count(None)
-    filled = selection.fill()[:, 0, 0].tolist()
+    placed |= dict(selection.fill())
+    filled = [int(placed[place][0, 0]) for place in range(len(wanted))]
     assert all(number in (None, found) for number, found in zip(expected, filled, strict=True))
     # nothing is used twice, and all places are filled
     assert len(set(filled)) == len(wanted)
@@ -47,9 +49,10 @@ def test_open_places_get_the_likeliest_of_what_is_left() -> None:
     selection = Selection(np.array([0, 1, 1]))
     images, probabilities = candidates([0, 2, 2, 2], 3)
     probabilities[1:, 1] = [0.2, 0.4, 0.3]
-    selection.offer(images, probabilities)
+    placed = selection.offer(images, probabilities)
     assert selection.missing == 2
-    assert selection.fill()[:, 0, 0].tolist() == [0, 2, 3]
+    placed += selection.fill()
+    assert [(place, int(image[0, 0])) for place, image in placed] == [(0, 0), (1, 2), (2, 3)]
 
 
 def test_too_few_candidates() -> None:

@@ -1,9 +1,10 @@
-"""Deterministic samplers over diffusers' schedulers, on one arithmetic grid of timesteps."""
+"""Deterministic samplers: diffusers' schedulers, read off as tables of weights, on one arithmetic grid of timesteps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 import torch
 from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, PNDMScheduler
@@ -31,42 +32,71 @@ def early_grid(timesteps: int, k: int, stride: int) -> list[int]:
     return [k + stride * step for step in reversed(range(calls))]
 
 
-def run(
-    name: SamplerName,
-    schedule: Schedule,
-    predict: Predict,
-    x: Tensor,
-    grid: list[int],
-    stride: int,
-    *,
-    denoise_last: bool = False,
-) -> Tensor:
-    """Integrate the probability flow over `grid`.
+@dataclass(frozen=True)
+class Solver:
+    """One sampler on one grid.
 
-    Args:
-        name: the scheduler. PNDM (without Runge-Kutta steps) calls the network once more than the grid is long.
-        schedule: abar.
-        predict: the denoiser.
-        x: the state at grid[0], float (N, C, H, W).
-        grid: descending timesteps in 1..T, `stride` apart.
-        stride: what lies between two timesteps, and below the last one, where x_0 is reached.
-        denoise_last: the last call gives the one-step estimate of x_0 instead of a step: the query at k.
+    Every sampler here is linear: each state is a fixed combination of the first state and of the noises predicted so
+    far. So a state needs no scheduler object, and images that are at different steps can share a batch.
 
-    Returns:
-        x_0, or its estimate from the last timestep of the grid, float (N, C, H, W).
+    Attributes:
+        timesteps: of each network call, descending. PNDM (without Runge-Kutta steps) calls twice at the second one.
+        weights: float32 (calls, calls + 1); the state after call i is weights[i, 0] times the first state plus
+            weights[i, 1 + j] times the noise that call j <= i predicted. The last one is x_0.
     """
-    # diffusers indexes its schedule from 0
-    indices = [t - 1 for t in grid]
-    solver = _scheduler(name, schedule, indices, stride)
-    if name == "pndm" and len(indices) > 1:
-        # the linear multistep start-up calls the network twice at the second timestep
-        indices = [indices[0], indices[1], *indices[1:]]
-    for call, index in enumerate(indices, 1):
-        noise = predict(x, index + 1)
-        if denoise_last and call == len(indices):
-            return schedule.denoise(x, noise, torch.full((len(x),), index + 1, device=x.device))
-        x = solver.step(noise, torch.tensor(index), x).prev_sample
-    return x
+
+    timesteps: tuple[int, ...]
+    weights: Tensor
+
+    @classmethod
+    def build(
+        cls, name: SamplerName, schedule: Schedule, grid: list[int], stride: int, *, denoise_last: bool = False
+    ) -> Self:
+        """Read the weights off diffusers' scheduler, by running it on unit vectors.
+
+        Args:
+            name: the scheduler.
+            schedule: abar.
+            grid: descending timesteps in 1..T, `stride` apart.
+            stride: what lies between two timesteps, and below the last one, where x_0 is reached.
+            denoise_last: the last call gives the one-step estimate of x_0 instead of a step: the query at k.
+        """
+        # diffusers indexes its schedule from 0
+        indices = [t - 1 for t in grid]
+        scheduler = _scheduler(name, schedule, indices, stride)
+        if name == "pndm" and len(indices) > 1:
+            # the linear multistep start-up calls the network twice at the second timestep
+            indices = [indices[0], indices[1], *indices[1:]]
+        basis = torch.eye(len(indices) + 1, dtype=torch.float64)
+        x, weights = basis[0], []
+        for call, index in enumerate(indices, 1):
+            if denoise_last and call == len(indices):
+                x = schedule.denoise(
+                    x[None, :, None, None], basis[call][None, :, None, None], torch.tensor([index + 1])
+                )
+                x = x.flatten()
+            else:
+                x = scheduler.step(basis[call], torch.tensor(index), x).prev_sample
+            weights.append(x.float())
+        return cls(tuple(index + 1 for index in indices), torch.stack(weights))
+
+    def run(self, predict: Predict, x: Tensor) -> Tensor:
+        """Take all steps with a batch whose images are all at the same one.
+
+        Args:
+            predict: the denoiser.
+            x: the first state, float (N, C, H, W).
+
+        Returns:
+            x_0, or its estimate from the last timestep of the grid, float (N, C, H, W).
+        """
+        seen = [x]
+        for t, weights in zip(self.timesteps, self.weights.tolist(), strict=True):
+            seen.append(predict(x, t))
+            x = sum(
+                (weight * state for weight, state in zip(weights[1:], seen[1:], strict=False)), weights[0] * seen[0]
+            )
+        return x
 
 
 def _scheduler(name: SamplerName, schedule: Schedule, indices: list[int], stride: int) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, PNDMScheduler
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -14,7 +16,7 @@ from torch import Tensor
 from rapid.config import ScheduleSettings
 from rapid.diffusion import Schedule
 from rapid.diffusion.objectives import info_nce, noise_prediction_loss
-from rapid.diffusion.samplers import SamplerName, early_grid, late_grid, run
+from rapid.diffusion.samplers import SamplerName, Solver, early_grid, late_grid
 
 SCHEDULE = Schedule.build(ScheduleSettings())
 SAMPLERS: list[SamplerName] = ["ddim", "pndm", "dpm-solver++"]
@@ -99,7 +101,7 @@ def test_calls_and_exactness(name: SamplerName, denoise_last: bool) -> None:
 
     grid = early_grid(1000, 800, 10) if denoise_last else late_grid(200, 10)
     start = SCHEDULE.diffuse(x0, torch.randn_like(x0), torch.full((3,), grid[0]))
-    found = run(name, SCHEDULE, predict, start, grid, 10, denoise_last=denoise_last)
+    found = Solver.build(name, SCHEDULE, grid, 10, denoise_last=denoise_last).run(predict, start)
     torch.testing.assert_close(found, x0, rtol=1e-2, atol=1e-2)
     assert len(calls) == 20 + (name == "pndm")
     assert set(calls) == set(grid)
@@ -113,14 +115,42 @@ def test_ddim_against_its_formula() -> None:
         eps = torch.tanh(x) * t / 300
         x0 = (x - (1 - a) ** 0.5 * eps) / a**0.5
         x = b**0.5 * x0 + (1 - b) ** 0.5 * eps
-    found = run("ddim", SCHEDULE, lambda y, t: torch.tanh(y) * t / 300, start, grid, 30)
+    found = Solver.build("ddim", SCHEDULE, grid, 30).run(lambda y, t: torch.tanh(y) * t / 300, start)
     torch.testing.assert_close(found, x, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("stride", [10, 50])
+def test_the_weights_are_the_scheduler(name: SamplerName, stride: int) -> None:
+    """A nonlinear network, step by step with diffusers' own object."""
+    grid = late_grid(700, stride)
+    indices = [t - 1 for t in grid]
+    common = {"num_train_timesteps": 1000, "trained_betas": SCHEDULE.betas.numpy()}
+    scheduler: Any
+    if name == "dpm-solver++":
+        scheduler = DPMSolverMultistepScheduler(**common, final_sigmas_type="zero")
+        scheduler.set_timesteps(timesteps=indices)
+        scheduler.set_begin_index(0)
+    else:
+        kinds = {"ddim": (DDIMScheduler, {"clip_sample": False}), "pndm": (PNDMScheduler, {"skip_prk_steps": True})}
+        kind, options = kinds[name]
+        scheduler = kind(**common, set_alpha_to_one=True, **options)
+        scheduler.set_timesteps(1000 // stride)
+    calls = [indices[0], indices[1], *indices[1:]] if name == "pndm" else indices
+
+    def predict(x: Tensor, t: int) -> Tensor:
+        return torch.tanh(x) * t / 700
+
+    x = start = torch.randn(3, 2, 4, 4)
+    for index in calls:
+        x = scheduler.step(predict(x, index + 1), torch.tensor(index), x).prev_sample
+    torch.testing.assert_close(Solver.build(name, SCHEDULE, grid, stride).run(predict, start), x, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("grid", [[7], [1000], [20, 10]])
 def test_short_grids(name: SamplerName, grid: list[int]) -> None:
-    found = run(name, SCHEDULE, lambda x, t: 0.1 * x, torch.randn(1, 1, 2, 2), grid, 10)
+    found = Solver.build(name, SCHEDULE, grid, 10).run(lambda x, t: 0.1 * x, torch.randn(1, 1, 2, 2))
     assert torch.isfinite(found).all()
 
 
@@ -131,7 +161,7 @@ def test_all_samplers_agree_on_a_smooth_field() -> None:
         return (1 - SCHEDULE.abar[t].item()) ** 0.5 * x
 
     start = torch.randn(1, 1, 4, 4)
-    ends = [run(name, SCHEDULE, predict, start, late_grid(200, 1), 1) for name in SAMPLERS]
+    ends = [Solver.build(name, SCHEDULE, late_grid(200, 1), 1).run(predict, start) for name in SAMPLERS]
     for end in ends:
         assert np.allclose(end, start, rtol=2e-2, atol=2e-2)
 

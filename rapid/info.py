@@ -1,0 +1,44 @@
+"""What is in a bundle, ready for JSON."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from safetensors import safe_open
+
+from rapid.bundle import Bundle
+from rapid.models.storage import WEIGHTS
+
+
+def describe(bundle: Bundle) -> dict[str, Any]:
+    """Networks, k, v, knowledge base, privacy statement."""
+    settings, config = bundle.settings, bundle.config
+    networks = {
+        name: {"sha256": digest, "parameters": _parameters(bundle, name)} for name, digest in config.networks.items()
+    }
+    return {
+        "name": bundle.path.resolve().name,
+        "kind": config.kind,
+        "rapid": config.rapid,
+        "preset": settings.preset,
+        "classes": list(config.classes),
+        "image": {"size": settings.image.size, "channels": settings.image.channels},
+        "latent": list(settings.latent_shape),
+        "timesteps": settings.schedule.timesteps,
+        "k": settings.retrieval.k,
+        "v": settings.retrieval.v,
+        "start": settings.late_start,
+        "objective": settings.private.objective if config.kind == "private" else None,
+        "generation": settings.generation.model_dump(mode="json"),
+        "networks": networks,
+        "knowledge_base": {"entries": len(bundle.knowledge_base()), "index": settings.knowledge_base.index_type},
+        "public": config.public.model_dump(mode="json", exclude={"fingerprint"}),
+        "retrieval": None if config.retrieval is None else config.retrieval.model_dump(mode="json"),
+        "privacy": bundle.privacy,
+    }
+
+
+def _parameters(bundle: Bundle, name: str) -> int:
+    with safe_open(bundle.path / name / WEIGHTS, "pt") as weights:
+        return sum(math.prod(weights.get_slice(key).get_shape()) for key in weights.keys())  # noqa: SIM118 - not a dict
