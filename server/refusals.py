@@ -1,0 +1,45 @@
+"""An answer that is given before the body was read, without harm to the connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+LINGER_SECONDS = 1.0
+"""A body that is still on its way is taken for so long after the answer."""
+
+
+async def refuse(
+    scope: Scope, receive: Receive, send: Send, status: int, detail: str, headers: Mapping[str, str] | None = None
+) -> None:
+    """Answer `{"detail": detail}`. If the request has a body, the connection is closed after the answer.
+
+    What the client still sends is taken and dropped for `LINGER_SECONDS`: a socket that is closed with unread bytes
+    resets the connection, and the client might never see the answer.
+    """
+    response = JSONResponse({"detail": detail}, status, headers)
+    if not _has_body(scope):
+        await response(scope, receive, send)
+        return
+    response.headers["Connection"] = "close"
+    await send({"type": "http.response.start", "status": status, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            await _drop(receive)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _has_body(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    return "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""
+
+
+async def _drop(receive: Receive) -> None:
+    while (await receive()).get("more_body", False):
+        pass
