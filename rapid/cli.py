@@ -100,11 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _evaluate(subparsers)
 
-    serve = _command(subparsers, "serve", commands.serve, "answer POST /generate over HTTP, with a page at /")
-    serve.add_argument("--model", type=Path, required=True, metavar="DIR")
-    serve.add_argument("--host", default="127.0.0.1")
-    serve.add_argument("--port", type=int, default=8000)
-    _device(serve)
+    _serve(subparsers)
 
     info = _command(subparsers, "info", commands.info, "show what is in a bundle")
     info.add_argument("path", type=Path, metavar="DIR")
@@ -161,6 +157,33 @@ def _evaluate(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--out", type=Path, required=True, metavar="report.json", help="report.html and a picture are written beside it"
     )
     _device(evaluate)
+
+
+def _serve(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    # no defaults here: a flag that is not given leaves the setting to the environment and the settings file
+    serve = _command(subparsers, "serve", commands.serve, "answer POST /generate over HTTP, with a page at /")
+    serve.add_argument("--model", action="append", metavar="[NAME=]DIR", help="bundle to serve; may be repeated")
+    where = "YAML with any of these settings and those in server/settings.py; also $RAPID_SERVE_SETTINGS"
+    serve.add_argument("--settings", type=Path, metavar="FILE", help=where)
+    serve.add_argument("--host", help="default: 127.0.0.1; others need tokens (see rapid token) or --open")
+    serve.add_argument("--port", type=int, help="default: 8000; 0: any free one")
+    serve.add_argument("--device", metavar="auto|cpu|cuda")
+    serve.add_argument(
+        "--open", action=argparse.BooleanOptionalAction, default=None, help="answer anyone who reaches --host"
+    )
+    for name, value, words in (
+        ("--max-count", "10000", "images in one request"),
+        ("--max-queued", "50000", "images that wait or are being made"),
+        ("--max-client", "20000", "images of one client at once"),
+    ):
+        serve.add_argument(name, type=int, metavar="N", help=f"most {words}; default: {value}")
+    pages = "pages of this origin may ask, such as https://example.org; may be repeated"
+    serve.add_argument("--cors-origin", action="append", metavar="ORIGIN", dest="cors_origins", help=pages)
+    serve.add_argument("--log-format", choices=["text", "json"], help="default: text")
+    serve.add_argument("--batch", type=int, metavar="N", help="rows of a denoising step; default: measured")
+
+    token = _command(subparsers, "token", commands.token, "make a token for a client of rapid serve")
+    token.add_argument("name", metavar="NAME", help="what the client is called in the logs")
 
 
 def _ledger(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

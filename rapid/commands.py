@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -186,9 +188,26 @@ def serve(options: argparse.Namespace) -> None:
     """`rapid serve`."""
     try:
         from server.run import serve as run
+        from server.settings import load
     except ModuleNotFoundError as error:
-        raise InputError(f"rapid serve needs {error.name}: pip install 'rapid[serve]'") from None
-    run(options.model, host=options.host, port=options.port, device=options.device)
+        raise _unserved("serve", error) from None
+    flags = {name: value for name, value in vars(options).items() if name not in ("command", "run")}
+    run(load(flags, os.environ))
+
+
+def token(options: argparse.Namespace) -> None:
+    """`rapid token`."""
+    try:
+        from server.auth import hash_token, new_token
+        from server.entries import NAME
+    except ModuleNotFoundError as error:
+        raise _unserved("token", error) from None
+    name: str = options.name
+    if not NAME.fullmatch(name):
+        raise InputError(f"NAME {name}: choose 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'")
+    made = new_token()
+    print(f"first line: the token of {name}, shown only now; second line: for tokens in the settings", file=sys.stderr)
+    print(f"{made}\n{name}:{hash_token(made)}")
 
 
 def info(options: argparse.Namespace) -> None:
@@ -310,3 +329,7 @@ def _account(ledger: Ledger, entries: Sequence[Entry], dataset: str) -> str:
     if not Path(dataset).exists():
         raise InputError(f"DATASET {dataset}: is neither a path of images nor an account of rapid ledger show")
     return ledger.account(load_images(Path(dataset), "DATASET").images)
+
+
+def _unserved(command: str, error: ModuleNotFoundError) -> InputError:
+    return InputError(f"rapid {command} needs {error.name}: pip install 'rapid[serve]'")

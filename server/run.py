@@ -9,20 +9,20 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rapid.errors import InputError
 
 if TYPE_CHECKING:
+    from server.settings import ServerSettings
     from server.worker import Worker
 
 # What runs when the server is told to stop may run on for so long; Docker kills after 10 seconds.
 GRACE_SECONDS = 7
 
 
-def serve(path: Path, *, host: str, port: int, device: str) -> None:
-    """Serve the bundle at `path` until SIGINT (Ctrl-C) or SIGTERM; port 0 is any free one.
+def serve(settings: ServerSettings) -> None:
+    """Serve the first of the bundles until SIGINT (Ctrl-C) or SIGTERM; port 0 is any free one.
 
     Prints one line, with the real port, when requests are answered. The port is taken before the model is loaded, and
     held: one in use is an error at once, not after a minute. Told to stop, the server takes no more requests, lets
@@ -37,7 +37,9 @@ def serve(path: Path, *, host: str, port: int, device: str) -> None:
     except ModuleNotFoundError as error:
         raise InputError(f"serve: {error.name} is not installed; pip install 'rapid[serve]'") from None
 
-    with listen(host, port) as listener:
+    host, device = settings.host, settings.device
+    path = next(iter(settings.models.values()))
+    with listen(host, settings.port) as listener:
         from rapid.generate import Generator
 
         generator = Generator.open(path, device=device)

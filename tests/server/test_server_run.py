@@ -18,10 +18,15 @@ import pytest
 
 from rapid.errors import InputError
 from server.run import listen, serve
+from server.settings import ServerSettings
 
 
 def command(bundle: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "rapid", "serve", "--model", str(bundle), "--device", "cpu", *options]
+
+
+def settings(bundle: Path, port: int) -> ServerSettings:
+    return ServerSettings(model=(str(bundle),), port=port, device="cpu")
 
 
 @contextmanager
@@ -77,14 +82,14 @@ def test_port_in_use(private_bundle: Path) -> None:
 
 def test_the_port_is_taken_before_the_model_is_looked_at(tmp_path: Path) -> None:
     with listen("127.0.0.1", 0) as taken, pytest.raises(InputError, match=r"--port \d+: in use"):
-        serve(tmp_path / "missing", host="127.0.0.1", port=taken.getsockname()[1], device="cpu")
+        serve(settings(tmp_path / "missing", taken.getsockname()[1]))
 
 
 def test_a_missing_model_gives_the_port_back(tmp_path: Path) -> None:
     with listen("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     with pytest.raises(InputError):
-        serve(tmp_path / "missing", host="127.0.0.1", port=port, device="cpu")
+        serve(settings(tmp_path / "missing", port))
     listen("127.0.0.1", port).close()
 
 
