@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -114,6 +115,12 @@ class Bundle:
     def settings(self) -> Settings:
         """The settings that the bundle was made with."""
         return self.config.settings
+
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) of all that the bundle says of itself, with the hashes of its networks and knowledge base."""
+        files = [CONFIG, "knowledge_base/manifest.json", *([PRIVACY] if self.config.kind == "private" else [])]
+        return hashlib.sha256(b"\0".join((self.path / file).read_bytes() for file in files)).hexdigest()
 
     def autoencoder(self) -> Autoencoder:
         """The autoencoder, in evaluation mode."""

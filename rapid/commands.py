@@ -129,6 +129,7 @@ def generate(options: argparse.Namespace) -> None:
     from rapid.config import generation_settings
     from rapid.export import check_target, write_samples
     from rapid.generate import Generator
+    from rapid.info import provenance
     from rapid.progress import Progress
     from rapid.runtime import choose_device
 
@@ -151,7 +152,7 @@ def generate(options: argparse.Namespace) -> None:
             done = now
 
         samples = generator.generate(options.count, labels, options.seed, advance)
-    write_samples(options.out, samples, generator.classes)
+    write_samples(options.out, samples, generator.classes, provenance(bundle))
     print(f"{options.out}: {options.count:,} images, seed {samples.seed}")
 
 

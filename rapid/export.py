@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +28,13 @@ def check_target(path: Path) -> None:
         raise InputError(f"--out {path}: the folder is not empty; give a new one")
 
 
-def write_samples(path: Path, samples: Samples, classes: tuple[str, ...]) -> None:
-    """Write images and labels to `path` (see `check_target`); appears when it is complete."""
+def write_samples(
+    path: Path, samples: Samples, classes: tuple[str, ...], text: Mapping[str, str] | None = None
+) -> None:
+    """Write images and labels to `path` (see `check_target`); appears when it is complete.
+
+    `text` is put into each PNG: where the images come from; see `rapid.info.provenance`.
+    """
     with replacing(path) as target:
         if path.suffix == ".npz":
             arrays: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = {"images": samples.images}
@@ -44,4 +50,4 @@ def write_samples(path: Path, samples: Samples, classes: tuple[str, ...]) -> Non
             if samples.labels is not None:
                 folder = target / classes[samples.labels[number]].replace("/", "_")
                 folder.mkdir(exist_ok=True)
-            (folder / f"{number:0{digits}}.png").write_bytes(encode_png(image))
+            (folder / f"{number:0{digits}}.png").write_bytes(encode_png(image, text))

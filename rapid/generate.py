@@ -56,6 +56,15 @@ class Retrieved(NamedTuple):
     """Their values of step v, float (n, c, h, w)."""
 
 
+class Route(NamedTuple):
+    """The network calls that make an image."""
+
+    early: Solver | None
+    """From noise to the query of step k; None without a query."""
+    late: Solver
+    """On from what was retrieved, or from noise."""
+
+
 class Start(NamedTuple):
     """Where the late steps of n images begin."""
 
@@ -111,16 +120,10 @@ class Generator:
         self._knowledge_base = bundle.knowledge_base()
         self._entries = self._class_entries(judge)
         self._schedule = Schedule.build(bundle.settings.schedule).to(self.device)
-        stride = max(1, self._schedule.timesteps // self.settings.steps)
         self.trained = _last_private_timestep(bundle)
-        T = self._schedule.timesteps
         from_noise = self.settings.retrieval == "none"
-        self.begin = T if from_noise else self.settings.start or bundle.settings.late_start
-        self.late = Solver.build(self.settings.sampler, self._schedule, late_grid(self.begin, stride), stride)
-        self.early = None
-        if not from_noise and self._entries is None:
-            grid = early_grid(T, bundle.settings.retrieval.k, stride)
-            self.early = Solver.build(self.settings.sampler, self._schedule, grid, stride, denoise_last=True)
+        self.begin = self.timesteps if from_noise else self.settings.start or bundle.settings.late_start
+        self._routes: dict[int, Route] = {}
 
     @classmethod
     def open(cls, path: Path, device: str = "auto", settings: GenerationSettings | None = None) -> Generator:
@@ -130,6 +133,11 @@ class Generator:
             InputError: no finished bundle, parts that do not belong together, or an unknown device.
         """
         return cls(Bundle.open(path, "--model"), choose_device(device), settings)
+
+    @property
+    def timesteps(self) -> int:
+        """T."""
+        return self._schedule.timesteps
 
     @property
     def info(self) -> dict[str, Any]:
@@ -180,18 +188,25 @@ class Generator:
         if labels is not None and not self.classes:
             raise InputError("--labels: the model has no classes; leave it out")
         order = self.order(count, labels, seed)
+        route = self.route()
         images = np.zeros((count, *self.image_shape), np.uint8)
         while order.missing:
             numbers, classes = order.draw(self.settings.batch_size)
-            start = self.start(streams(order.seed, numbers), classes)
-            made = self.decode(self.finish(start.x, classes))
-            for place, image in order.offer(numbers, made, self.judge(made)):
-                images[place] = image
+            start = self.start(streams(order.seed, numbers), classes, route)
+            made = self.decode(self.finish(start.x, classes, route))
+            for placed in order.offer(numbers, made, self.judge(made)):
+                images[placed.place] = placed.image
             if progress is not None:
                 progress(count - order.missing, count)
         return Samples(images, order.labels, order.seed)
 
-    def order(self, count: int, labels: Sequence[int] | None = None, seed: int | None = None) -> Order:
+    def order(
+        self,
+        count: int,
+        labels: Sequence[int] | None = None,
+        seed: int | None = None,
+        steps: int | None = None,
+    ) -> Order:
         """A new order; see `generate` for the arguments and errors."""
         if count < 1:
             raise InputError(f"--count {count}: must be at least 1")
@@ -199,13 +214,31 @@ class Generator:
             raise InputError(f"labels: {len(labels)} given for {count} images; give one for each")
         if labels is not None and not self.classes:
             raise InputError("--labels: the model has no classes; leave it out")
+        if steps is not None and not 1 <= steps <= self.timesteps:
+            raise InputError(f"steps {steps}: must lie in 1..{self.timesteps}")
         seed = secrets.randbits(53) if seed is None else seed
         if not 0 <= seed <= MAX_SEED:
             raise InputError(f"--seed {seed}: must lie in 0..{MAX_SEED}")
         chosen = None
         if self.classes:
             chosen = np.asarray(labels if labels is not None else np.arange(count) % len(self.classes), np.int64)
-        return Order(count, chosen, seed, self.settings.attempts if self._judge is not None else 1)
+        attempts = self.settings.attempts if self._judge is not None else 1
+        return Order(count, chosen, seed, attempts, steps or self.settings.steps)
+
+    def route(self, steps: int | None = None) -> Route:
+        """The network calls of an image: `steps` of them from T to 0 if nothing were skipped; None as in the settings.
+
+        They are spaced evenly, so numbers of steps between which the spacing does not change are the same.
+        """
+        stride = max(1, self.timesteps // (steps or self.settings.steps))
+        if stride not in self._routes:
+            late = Solver.build(self.settings.sampler, self._schedule, late_grid(self.begin, stride), stride)
+            early = None
+            if self.settings.retrieval != "none" and self._entries is None:
+                grid = early_grid(self.timesteps, self.bundle.settings.retrieval.k, stride)
+                early = Solver.build(self.settings.sampler, self._schedule, grid, stride, denoise_last=True)
+            self._routes[stride] = Route(early, late)
+        return self._routes[stride]
 
     def normal(self, streams: Streams) -> Tensor:
         """The next noise of each stream, float (n, c, h, w)."""
@@ -213,11 +246,11 @@ class Generator:
         rows = [stream.standard_normal(shape, np.float32) for stream in streams]
         return torch.from_numpy(np.stack(rows)).to(self.device)
 
-    def start(self, streams: Streams, labels: NDArray[np.int64] | None) -> Start:
+    def start(self, streams: Streams, labels: NDArray[np.int64] | None, route: Route | None = None) -> Start:
         """Where the late steps of new images begin; the streams are new ones, labels (n,)."""
-        noise = self.normal(streams)
-        if self.early is not None:
-            return self.retrieve(streams, self.early.run(lambda x, t: self.noise(x, t, None, public=True), noise))
+        noise, early = self.normal(streams), (route or self.route()).early
+        if early is not None:
+            return self.retrieve(streams, early.run(lambda x, t: self.noise(x, t, None, public=True), noise))
         if self._entries is None:
             return Start(noise, None)
         assert labels is not None
@@ -250,9 +283,26 @@ class Generator:
         return guided(self._denoiser, x, t, y, self.settings.guidance) / self.settings.epsilon_scale
 
     @torch.no_grad()
-    def finish(self, x: Tensor, labels: NDArray[np.int64] | None) -> Tensor:
+    def finish(self, x: Tensor, labels: NDArray[np.int64] | None, route: Route | None = None) -> Tensor:
         """The late steps: with the bundle's denoiser where it was trained, with the public one above that."""
-        return self.late.run(lambda state, t: self.noise(state, t, labels, public=t > self.trained), x)
+        late = (route or self.route()).late
+        return late.run(lambda state, t: self.noise(state, t, labels, public=t > self.trained), x)
+
+    @torch.no_grad()
+    def entry_image(self, entry: int) -> NDArray[np.uint8]:
+        """The public image that an entry of the knowledge base stands for: its value, denoised in one step.
+
+        Raises:
+            InputError: no such entry.
+        """
+        if not 0 <= entry < len(self._knowledge_base):
+            raise InputError(f"entry {entry}: must lie in 0..{len(self._knowledge_base) - 1}")
+        values, v = self._values(np.array([entry])), self.bundle.settings.retrieval.v
+        t = torch.full((1,), v, device=self.device)
+        image: NDArray[np.uint8] = self.decode(
+            self._schedule.denoise(values, self.noise(values, t, None, public=True), t)
+        )[0]
+        return image
 
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
         """Images, uint8 (n, H, W) or (n, H, W, 3), of normalised latents."""

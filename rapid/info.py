@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 from safetensors import safe_open
 
+import rapid
 from rapid.bundle import Bundle
 from rapid.models.storage import WEIGHTS
 
@@ -37,6 +39,14 @@ def describe(bundle: Bundle) -> dict[str, Any]:
         "retrieval": None if config.retrieval is None else config.retrieval.model_dump(mode="json"),
         "privacy": bundle.privacy,
     }
+
+
+def provenance(bundle: Bundle) -> dict[str, str]:
+    """What every image says of itself: that it is synthetic, which model made it, and what that guarantees."""
+    content = {"synthetic": True, "model": bundle.path.resolve().name, "sha256": bundle.digest}
+    if bundle.privacy is not None:
+        content |= {name: bundle.privacy[name] for name in ("epsilon", "delta", "adjacency") if name in bundle.privacy}
+    return {"Software": f"rapid {rapid.__version__}", "rapid": json.dumps(content, ensure_ascii=False)}
 
 
 def _parameters(bundle: Bundle, name: str) -> int:

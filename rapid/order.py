@@ -23,12 +23,16 @@ class Order:
         labels: class of each, int64 (count,); None for a model without classes.
         seed: of the noise.
         attempts: candidates for an image, on average and at most; 1: no judge.
+        steps: network calls from T to 0 if nothing were skipped; None as the generator's settings say.
     """
 
-    def __init__(self, count: int, labels: NDArray[np.int64] | None, seed: int, attempts: int) -> None:
+    def __init__(
+        self, count: int, labels: NDArray[np.int64] | None, seed: int, attempts: int, steps: int | None = None
+    ) -> None:
         self.count = count
         self.labels = labels
         self.seed = seed
+        self.steps = steps
         self.in_flight = 0
         """Candidates that were drawn and not yet offered."""
         self._judged = labels is not None and attempts > 1
@@ -80,9 +84,9 @@ class Order:
         while self.missing > len(placed) and self._offered in self._early:
             image, chances = self._early.pop(self._offered)
             if self._selection is None or chances is None:
-                placed.append((self._offered, image))
+                placed.append(Placed(self._offered, self._offered, image))
             else:
-                placed += self._selection.offer(image[None], chances[None])
+                placed += self._selection.offer(self._offered, image, chances)
             self._offered += 1
         self._placed += len(placed)
         if self._selection is not None and self.missing and self._offered == self._most:

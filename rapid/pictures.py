@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 
 Pixels = NDArray[np.uint8]
 
 
-def encode_png(image: Pixels) -> bytes:
-    """PNG of one image, uint8 (H, W) or (H, W, 3); the same pixels give the same bytes."""
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "PNG")
+def encode_png(image: Pixels, text: Mapping[str, str] | None = None) -> bytes:
+    """PNG of one image, uint8 (H, W) or (H, W, 3), with text chunks; the same arguments give the same bytes."""
+    buffer, chunks = io.BytesIO(), PngInfo()
+    for name, words in (text or {}).items():
+        # iTXt, as the name of a model or a class can be any text
+        chunks.add_itxt(name, words)
+    Image.fromarray(image).save(buffer, "PNG", pnginfo=chunks)
     return buffer.getvalue()
 
 

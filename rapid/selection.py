@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Placed = tuple[int, NDArray[np.uint8]]
-"""A place, and its image, uint8 (H, W) or (H, W, 3)."""
+
+class Placed(NamedTuple):
+    """An image at its place."""
+
+    place: int
+    candidate: int
+    """The number of the candidate that came there."""
+    image: NDArray[np.uint8]
+    """(H, W) or (H, W, 3)."""
 
 
 class Selection:
@@ -28,24 +36,22 @@ class Selection:
         self._open: dict[int, deque[int]] = defaultdict(deque)
         for place, label in enumerate(wanted.tolist()):
             self._open[label].append(place)
-        self._spare: list[tuple[NDArray[np.uint8], NDArray[np.float32]]] = []
+        self._spare: list[tuple[int, NDArray[np.uint8], NDArray[np.float32]]] = []
 
-    def offer(self, images: NDArray[np.uint8], probabilities: NDArray[np.float32]) -> list[Placed]:
-        """Take the next candidates; returns the places that they fill.
+    def offer(self, candidate: int, image: NDArray[np.uint8], probabilities: NDArray[np.float32]) -> list[Placed]:
+        """Take the next candidate; returns the place that it fills, if any.
 
         Args:
-            images: uint8 (n, H, W) or (n, H, W, 3).
-            probabilities: of each class, by the judge, (n, classes).
+            candidate: its number.
+            image: uint8 (H, W) or (H, W, 3).
+            probabilities: of each class, by the judge, (classes,).
         """
-        placed = []
-        for image, row in zip(images, probabilities, strict=True):
-            places = self._open.get(int(row.argmax()))
-            if places:
-                placed.append((places.popleft(), image))
-            else:
-                self._spare.append((image, row))
-        self.missing -= len(placed)
-        return placed
+        places = self._open.get(int(probabilities.argmax()))
+        if not places:
+            self._spare.append((candidate, image, probabilities))
+            return []
+        self.missing -= 1
+        return [Placed(places.popleft(), candidate, image)]
 
     def fill(self) -> list[Placed]:
         """Fill the places that are still open with what is left.
@@ -59,8 +65,8 @@ class Selection:
             raise ValueError(f"{self.missing} places are open, and {len(self._spare)} candidates are left")
         placed = []
         for label, places in sorted(self._open.items()):
-            best = sorted(range(len(self._spare)), key=lambda index: -self._spare[index][1][label])[: len(places)]
-            placed += [(place, self._spare[index][0]) for place, index in zip(places, best, strict=True)]
+            best = sorted(range(len(self._spare)), key=lambda index: -self._spare[index][2][label])[: len(places)]
+            placed += [Placed(place, *self._spare[index][:2]) for place, index in zip(places, best, strict=True)]
             taken = set(best)
             self._spare = [spare for index, spare in enumerate(self._spare) if index not in taken]
             places.clear()

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import time
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rapid.generate import Generator, Start, streams
+from rapid.diffusion.samplers import Solver
+from rapid.generate import Generator, Route, Start, streams
 
 
-class Finished(NamedTuple):
-    """Images that have arrived."""
+class _Call(NamedTuple):
+    """One network call of a route."""
+
+    timestep: int
+    public: bool
+    """Whether the public denoiser is asked."""
+    kept: int
+    """Where its noise is kept, behind the first state of its part of the route."""
+    ends: Literal["early", "late"] | None
+    """The part that ends with it."""
+    left: int
+    """Calls to the end, with this one."""
+
+
+class Arrived(NamedTuple):
+    """Rows that have taken all their steps."""
 
     rows: NDArray[np.int64]
     """Which, (n,); they are free again."""
-    images: NDArray[np.uint8]
-    """(n, H, W) or (n, H, W, 3)."""
+    latents: Tensor
+    """Float (n, c, h, w)."""
     entries: NDArray[np.int64]
     """The knowledge base's entry from which each began, (n,); -1 if it began with noise."""
 
@@ -26,29 +44,24 @@ class Finished(NamedTuple):
 class Trajectories:
     """The states of images of one generator, in rows.
 
-    A row is its place in the tables of the solvers, what the solver has seen so far, a label and a noise stream.
-    `advance` takes any of them one network call further, all in one batch (two, where some are still in the early
-    steps). Those that reach step k are searched for together, and those that arrive are decoded together. What a row
-    becomes does not depend on the others, but for rounding in the network: the same as `Generator.generate`.
+    A row is its place in the tables of the solvers, what the solver has seen so far, a label and a noise stream; rows
+    may take different numbers of steps. `advance` takes any of them one network call further, all in one batch (two,
+    where some are still in the early steps), and those that reach step k are searched for together. What a row becomes
+    does not depend on the others, but for rounding in the network: the same as `Generator.generate`.
+
+    Attributes:
+        retrieval_seconds: spent in searches so far.
     """
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
-        parts = [solver for solver in (generator.early, generator.late) if solver is not None]
-        self._early = 0 if generator.early is None else len(generator.early.timesteps)
-        self._steps = sum(len(part.timesteps) for part in parts)
-        self._timesteps = np.array([t for part in parts for t in part.timesteps])
-        self._public = (np.arange(self._steps) < self._early) | (self._timesteps > generator.trained)
-        # the noise of a call is kept behind the first state of its part of the way
-        self._kept = np.concatenate([np.arange(1, len(part.timesteps) + 1) for part in parts])
-        self._width = int(self._kept.max()) + 1
-        self._weights = torch.zeros(self._steps, self._width)
-        for part, first in zip(reversed(parts), (self._early, 0), strict=False):
-            calls, width = part.weights.shape
-            self._weights[first : first + calls, :width] = part.weights
-        self._weights = self._weights.to(generator.device)
+        self.retrieval_seconds = 0.0
+        # one line for each call of each route, one route behind the other
+        self._calls: list[_Call] = []
+        self._first: dict[Route, int] = {}
+        self._weights = torch.zeros(0, 0, device=generator.device)
         shape = generator.bundle.settings.latent_shape
-        self._seen = torch.zeros(0, self._width, *shape, device=generator.device)
+        self._seen = torch.zeros(0, 0, *shape, device=generator.device)
         self._x = torch.zeros(0, *shape, device=generator.device)
         self._step = np.zeros(0, np.int64)
         self._labels = np.zeros(0, np.int64)
@@ -56,13 +69,12 @@ class Trajectories:
         self._streams: dict[int, np.random.Generator] = {}
         self._free: list[int] = []
 
-    @property
-    def calls(self) -> int:
-        """Network calls from the beginning of a row to its end."""
-        return self._steps
-
-    def begin(self, seed: int, numbers: NDArray[np.int64], labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    def begin(
+        self, seed: int, numbers: NDArray[np.int64], labels: NDArray[np.int64] | None, steps: int | None = None
+    ) -> NDArray[np.int64]:
         """Begin some candidates of a seed; numbers and labels are (n,). Returns their rows, (n,)."""
+        route = self._generator.route(steps)
+        self._learn(route)
         rows = self._take(len(numbers))
         if not len(rows):
             return rows
@@ -70,35 +82,35 @@ class Trajectories:
         self._streams.update(zip(rows.tolist(), new, strict=True))
         self._labels[rows] = -1 if labels is None else labels
         self._entries[rows] = -1
-        self._step[rows] = 0
-        if self._early:
+        self._step[rows] = self._first[route]
+        if route.early is not None:
             self._set_out(rows, self._generator.normal(new))
         else:
-            self._enter(rows, self._generator.start(new, labels))
+            self._enter(rows, self._generator.start(new, labels, route))
         return rows
 
     @torch.no_grad()
-    def advance(self, rows: NDArray[np.int64]) -> Finished:
+    def advance(self, rows: NDArray[np.int64]) -> Arrived:
         """Take `rows`, (n,) and different, one network call further; those that arrive are taken out."""
         places = torch.from_numpy(rows).to(self._x.device)
         steps = self._step[rows]
+        calls = [self._calls[step] for step in steps.tolist()]
         x = self._x[places]
-        kept = torch.from_numpy(self._kept[steps]).to(places.device)
-        self._seen[places, kept] = self._noise(x, rows)
+        kept = torch.tensor([call.kept for call in calls], device=places.device)
+        self._seen[places, kept] = self._noise(x, calls, self._labels[rows])
         weights = self._weights[torch.from_numpy(steps).to(places.device)]
         x = torch.bmm(weights[:, None], self._seen[places].flatten(2)).view_as(x)
         self._x[places] = x
         self._step[rows] += 1
-        if self._early and (at_k := steps + 1 == self._early).any():
+        at_k = np.array([call.ends == "early" for call in calls])
+        if at_k.any():
+            begin = time.perf_counter()
             self._enter(rows[at_k], self._generator.retrieve(self._streams_of(rows[at_k]), x[torch.from_numpy(at_k)]))
-        done = steps + 1 == self._steps
-        arrived = rows[done]
-        images = np.zeros((0, *self._generator.image_shape), np.uint8)
-        if len(arrived):
-            images = self._generator.decode(x[torch.from_numpy(done)])
-        entries = self._entries[arrived]
-        self.drop(arrived)
-        return Finished(arrived, images, entries)
+            self.retrieval_seconds += time.perf_counter() - begin
+        done = np.array([call.ends == "late" for call in calls])
+        entries = self._entries[rows[done]]
+        self.drop(rows[done])
+        return Arrived(rows[done], x[torch.from_numpy(done)], entries)
 
     def drop(self, rows: NDArray[np.int64]) -> None:
         """Take rows out that are no longer wanted."""
@@ -108,22 +120,42 @@ class Trajectories:
 
     def left(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Network calls until each row arrives, (n,)."""
-        return self._steps - self._step[rows]
+        return np.array([self._calls[step].left for step in self._step[rows].tolist()], np.int64)
 
-    def _noise(self, x: Tensor, rows: NDArray[np.int64]) -> Tensor:
-        """The predicted noise of each row: of the denoiser that its step asks for."""
-        steps = self._step[rows]
-        t = torch.from_numpy(self._timesteps[steps]).to(x.device)
-        labels = self._labels[rows] if self._generator.classes else None
-        public = self._public[steps]
+    def _learn(self, route: Route) -> None:
+        """Put the calls of a route behind those that are known."""
+        if route in self._first:
+            return
+        self._first[route] = len(self._calls)
+        left = sum(len(part.timesteps) for part in (route.early, route.late) if part is not None)
+        tables = [self._weights]
+        parts: list[tuple[Literal["early", "late"], Solver]] = [("late", route.late)]
+        if route.early is not None:
+            parts.insert(0, ("early", route.early))
+        for name, part in parts:
+            for place, t in enumerate(part.timesteps, 1):
+                public = name == "early" or t > self._generator.trained
+                self._calls.append(_Call(t, public, place, name if place == len(part.timesteps) else None, left))
+                left -= 1
+            tables.append(part.weights.to(self._weights.device))
+        width = max(table.shape[1] for table in tables)
+        self._weights = torch.cat([F.pad(table, (0, width - table.shape[1])) for table in tables])
+        if width > self._seen.shape[1]:
+            more = self._seen.new_zeros(len(self._seen), width - self._seen.shape[1], *self._seen.shape[2:])
+            self._seen = torch.cat([self._seen, more], 1)
+
+    def _noise(self, x: Tensor, calls: Sequence[_Call], labels: NDArray[np.int64]) -> Tensor:
+        """The predicted noise of each row: of the denoiser that its call asks for."""
+        t = torch.tensor([call.timestep for call in calls], device=x.device)
+        own = labels if self._generator.classes else None
+        public = np.array([call.public for call in calls])
         if public.all() or not public.any():
-            return self._generator.noise(x, t, labels, public=bool(public.all()))
+            return self._generator.noise(x, t, own, public=bool(public.all()))
         noise = torch.empty_like(x)
         for kind in (True, False):
             part = np.flatnonzero(public == kind)
             places = torch.from_numpy(part).to(x.device)
-            own = None if labels is None else labels[part]
-            noise[places] = self._generator.noise(x[places], t[places], own, public=kind)
+            noise[places] = self._generator.noise(x[places], t[places], None if own is None else own[part], public=kind)
         return noise
 
     def _enter(self, rows: NDArray[np.int64], start: Start) -> None:

@@ -1,19 +1,24 @@
 """A model behind HTTP: `server.app.create_app` makes the application, `server.run.serve` runs it.
 
-app.py         the application: its endpoints, wired together
-schemas.py     what is asked and what is answered; a request is checked here
-negotiate.py   the Accept header: which of JSON, PNG and zip
-responses.py   images as JSON, one PNG or a zip
-worker.py      the one thread that owns the model
-metrics.py     numbers for Prometheus
+run.py         the process: port, signals, shutdown
 settings.py    what the server is told: flags, environment, settings file, defaults
 entries.py     what stands in the lists of the settings
+app.py         the application: its endpoints, wired together
+generation.py  the endpoints that make images
+schemas.py     what is asked and what is answered; a request is checked here
+negotiate.py   the Accept header: JSON, PNG, zip, JSON lines, server-sent events
+responses.py   images in each of these forms, collected or streamed
+catalogue.py   the models by their names, and what is said of them
+engine.py      the one thread that owns the models; requests wait here
+line.py        one model at work: orders in, steps, images out
+schedule.py    whose images take the next step
+connections.py whoever opens a connection must also ask something
 auth.py        who asks: tokens
 limits.py      bounds on a request's body
 refusals.py    an answer before the body was read
-logs.py        a line for each request
 headers.py     headers that every answer has
-failures.py    what fails inside: a plain answer, a trace in the log
-run.py         the process: port, signals, shutdown
+failures.py    what goes wrong: a plain answer, a trace in the log
+logs.py        a line for each request
+metrics.py     numbers for Prometheus
 static/        the page at `/` and the one at `/docs`; plain files, nothing loaded from elsewhere
 """

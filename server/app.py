@@ -1,45 +1,59 @@
-"""The HTTP application around one generator."""
+"""The HTTP application around the engine: its endpoints, wired together."""
 
 from __future__ import annotations
 
 import asyncio
-import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, HTTPException
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
+from starlette.middleware.cors import CORSMiddleware
 
 from rapid import __version__
-from rapid.errors import InputError
-from server import negotiate, schemas
-from server.failures import AnswerFailures
+from rapid.pictures import encode_png
+from server import responses, schemas
+from server.auth import RequireToken, Tokens
+from server.catalogue import Catalogue
+from server.engine import Engine
+from server.failures import AnswerFailures, answer_errors, problems
+from server.generation import generation_router
 from server.headers import AddSecurityHeaders
+from server.limits import LimitBody
+from server.logs import LogRequests
 from server.metrics import CountRequests, Metrics
-from server.responses import RENDERERS, render
-from server.worker import Worker, WorkerStoppedError
+from server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from rapid.generate import Generator
 
 STATIC = Path(__file__).parent / "static"
+BODY_SECONDS = 30.0
 
 
-def create_app(generator: Generator, *, max_count: int = 1000) -> FastAPI:
-    """Make the application that serves `generator`; one request makes at most `max_count` images.
+def create_app(generators: Mapping[str, Generator], settings: ServerSettings) -> FastAPI:
+    """Make the application that serves models by their names.
 
-    Its worker (`app.state.worker`) starts here and is closed when the application's lifespan ends.
+    Its engine (`app.state.engine`) starts here and is closed when the application's lifespan ends.
     """
     metrics = Metrics()
-    worker = Worker(generator, metrics.made)
+    catalogue = Catalogue(generators)
+    engine = Engine(
+        generators,
+        batch=settings.batch,
+        max_queued=settings.max_queued,
+        max_client=settings.max_client,
+        watcher=metrics,
+    )
+    metrics.watch_queue(lambda: engine.queued)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(worker.close)
+        await asyncio.to_thread(engine.close)
 
     app = FastAPI(
         title="rapid",
@@ -49,77 +63,80 @@ def create_app(generator: Generator, *, max_count: int = 1000) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    app.state.worker = worker
-    app.add_middleware(AnswerFailures)  # the innermost
-    app.add_middleware(AddSecurityHeaders)
-    app.add_middleware(CountRequests, metrics=metrics)
-    _add_generation(app, generator, worker, max_count)
-    _add_description(app, generator, max_count)
-    _add_watching(app, worker, metrics)
+    app.state.engine = engine
+    limits = schemas.Limits(max_count=settings.max_count, max_steps=settings.max_steps)
+    app.include_router(generation_router(catalogue, engine, limits))
+    _add_description(app, catalogue, engine, limits)
+    _add_watching(app, engine, metrics)
     _add_pages(app)
+    answer_errors(app)
+    _add_middleware(app, settings, metrics)
     return app
 
 
-def _add_generation(app: FastAPI, generator: Generator, worker: Worker, max_count: int) -> None:
-    request_schema = schemas.request_schema(max_count)
+def _add_middleware(app: FastAPI, settings: ServerSettings, metrics: Metrics) -> None:
+    """What every request passes through; the last that is added is the first that it meets."""
+    app.add_middleware(AnswerFailures)
+    app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes, seconds=BODY_SECONDS)
+    app.add_middleware(RequireToken, tokens=Tokens(settings.tokens))
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            expose_headers=["X-Rapid-Seed", "X-Rapid-Model", "X-Rapid-Epsilon", "X-Rapid-Delta", "Retry-After"],
+        )
+    app.add_middleware(AddSecurityHeaders)
+    app.add_middleware(CountRequests, metrics=metrics)
+    app.add_middleware(LogRequests)
 
-    @app.post(
-        "/generate",
-        summary="Make images",
-        description=f"At most {max_count} at once. As JSON, or by `Accept` as one PNG (a grid where `count` > 1) "
-        "or as a zip of PNGs. The seed, epsilon and delta are also in the headers `X-Rapid-...`.",
-        response_model=schemas.GenerateResponse,
-        responses={
-            200: {"content": {"image/png": {}, "application/zip": {}}},
-            **_problems({406: "No type that `Accept` takes", 422: "A bad request; `detail` names the field"}),
-            **_problems({500: "Failed inside", 503: "The server is stopping"}),
-        },
-        openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": request_schema}}}},
+
+def _add_description(app: FastAPI, catalogue: Catalogue, engine: Engine, limits: schemas.Limits) -> None:
+    models = [model.info for model in catalogue.models.values()]
+    info = schemas.Info(**models[0].model_dump(), **limits.model_dump(), models=models)
+
+    @app.get(
+        "/info", summary="What the models are, and their privacy statements", responses=problems({401: "No token"})
     )
-    async def generate(request: Request) -> Response:
-        media_type = negotiate.choose(",".join(request.headers.getlist("accept")), tuple(RENDERERS))
-        if media_type is None:
-            raise HTTPException(406, "Accept: can be " + ", ".join(RENDERERS))
-        asked = await _read(request, max_count)
-        labels = None if asked.labels is None else _resolve(generator, asked.labels)
-        try:
-            samples = await worker.generate(asked.count, labels, asked.seed)
-        except WorkerStoppedError:
-            raise HTTPException(503, "the server is stopping") from None
-        return await asyncio.to_thread(render, media_type, generator, samples)
-
-
-def _add_description(app: FastAPI, generator: Generator, max_count: int) -> None:
-    info = schemas.Info(
-        model=generator.name,
-        classes=list(generator.classes),
-        image_shape=list(generator.image_shape),
-        max_count=max_count,
-        privacy=generator.privacy,
-        bundle=generator.info,
-    )
-
-    @app.get("/info", summary="What the model is, and its privacy statement")
     async def describe() -> schemas.Info:
         return info
 
+    @app.get(
+        "/entries/{entry}",
+        summary="The public image of an entry of a knowledge base, as a PNG",
+        response_class=Response,
+        responses={
+            200: {"content": {responses.PNG: {"schema": {"type": "string", "format": "binary"}}}},
+            **problems({401: "No token", 422: "No such entry or model", 500: "Failed inside", 503: "Stopping"}),
+        },
+    )
+    async def entry_image(entry: int, model: str | None = None) -> Response:
+        found = catalogue.find(model)
+        image = await engine.picture(found.name, entry)
+        # it never changes while this model is served under this name
+        return Response(encode_png(image), media_type=responses.PNG, headers={"Cache-Control": "max-age=600"})
 
-def _add_watching(app: FastAPI, worker: Worker, metrics: Metrics) -> None:
+
+def _add_watching(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     @app.get("/healthz", summary="Is the process up?")
     async def healthz() -> schemas.Status:
         return schemas.Status(status="up")
 
-    @app.get("/readyz", summary="Is the model loaded?", responses=_problems({503: "Not, or no longer"}))
+    @app.get("/readyz", summary="Has every model made an image?", responses=problems({503: "Not yet, or no longer"}))
     async def readyz() -> schemas.Status:
-        if not worker.running:
-            raise HTTPException(503, "the server is stopping")
+        if not engine.ready.is_set():
+            raise HTTPException(503, "the models are being loaded, or the server is stopping")
         return schemas.Status(status="ready")
 
     @app.get(
         "/metrics",
         summary="Numbers for Prometheus",
         response_class=Response,
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+        responses={
+            200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+            **problems({401: "No token"}),
+        },
     )
     async def measure() -> Response:
         return metrics.response()
@@ -135,26 +152,3 @@ def _add_pages(app: FastAPI) -> None:
         return FileResponse(STATIC / "docs.html")
 
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
-
-
-async def _read(request: Request, max_count: int) -> schemas.GenerateRequest:
-    """Check the body. Anything but the JSON type is refused: a form on a foreign page cannot send that one."""
-    sent = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if sent != "application/json":
-        raise HTTPException(422, "body: should be JSON, sent with the header Content-Type: application/json")
-    try:
-        return schemas.parse_request(await request.body(), max_count)
-    except ValueError as error:
-        raise HTTPException(422, str(error)) from None
-
-
-def _resolve(generator: Generator, labels: list[int | str]) -> list[int]:
-    try:
-        return generator.resolve_labels(labels)
-    except InputError as error:
-        words = textwrap.shorten(str(error).removeprefix("--"), 300, placeholder=" ...")
-        raise HTTPException(422, words if words.startswith("labels") else f"labels: {words}") from None
-
-
-def _problems(statuses: dict[int, str]) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": schemas.Problem, "description": words} for status, words in statuses.items()}

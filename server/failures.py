@@ -1,19 +1,66 @@
-"""What fails inside is told to the log with its trace, and to the client without."""
+"""What goes wrong: one answer for each kind of error, in words and without a trace; the trace is in the log."""
 
 from __future__ import annotations
 
 import logging
+import textwrap
+from collections.abc import Mapping
+from typing import Any
 
-from starlette.responses import JSONResponse
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rapid.errors import InputError
+from server.engine import ClientFullError, EngineFailedError, EngineFullError, EngineStoppedError
+from server.schemas import Problem
+
 _LOG = logging.getLogger(__name__)
+FAILED = "internal error"
+STOPPING = "the server is stopping"
+
+
+def problems(statuses: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
+    """The statuses of an endpoint for the OpenAPI description."""
+    return {status: {"model": Problem, "description": words} for status, words in statuses.items()}
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Give each error that a request can meet its answer."""
+
+    async def bad_input(request: Request, error: Exception) -> Response:
+        return _problem(422, str(error).removeprefix("--"))
+
+    async def bad_parameter(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        return _problem(422, f"{first['loc'][-1]}: {first['msg'].removeprefix('Input ')}")
+
+    async def full(request: Request, error: Exception) -> Response:
+        assert isinstance(error, EngineFullError)
+        status = 429 if isinstance(error, ClientFullError) else 503
+        return _problem(status, str(error), {"Retry-After": str(error.retry_after)})
+
+    async def stopped(request: Request, error: Exception) -> Response:
+        return _problem(503, STOPPING)
+
+    async def failed(request: Request, error: Exception) -> Response:
+        return _problem(500, FAILED)
+
+    app.add_exception_handler(InputError, bad_input)
+    app.add_exception_handler(RequestValidationError, bad_parameter)
+    app.add_exception_handler(EngineFullError, full)
+    app.add_exception_handler(EngineStoppedError, stopped)
+    app.add_exception_handler(EngineFailedError, failed)
 
 
 class AnswerFailures:
     """ASGI middleware: an exception becomes a plain 500, and the connection stays usable.
 
-    (A handler of Exception in Starlette raises again after its answer, and uvicorn then drops the connection.)
+    (A handler of Exception in Starlette raises again after its answer, and uvicorn then drops the connection.) A client
+    that went away before its answer had begun gets none.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -33,8 +80,14 @@ class AnswerFailures:
 
         try:
             await self._app(scope, receive, noting)
+        except ClientDisconnect:
+            _LOG.info("%s: the client went away", scope["path"])
         except Exception:
             if started:
                 raise
             _LOG.exception("%s %r failed", scope["method"], scope["path"])
-            await JSONResponse({"detail": "internal error"}, status_code=500)(scope, receive, send)
+            await JSONResponse({"detail": FAILED}, status_code=500)(scope, receive, send)
+
+
+def _problem(status: int, words: str, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse({"detail": textwrap.shorten(words, 400, placeholder=" ...")}, status, headers)

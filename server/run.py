@@ -1,9 +1,11 @@
-"""The process of `rapid serve`: takes the port, loads the model, serves until it is told to stop."""
+"""The process of `rapid serve`: takes the port, loads the models, serves until it is told to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import logging
+import math
 import signal
 import socket
 import threading
@@ -12,50 +14,54 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rapid.errors import InputError
+from server import logs
 
 if TYPE_CHECKING:
+    from server.engine import Engine
     from server.settings import ServerSettings
-    from server.worker import Worker
 
-# What runs when the server is told to stop may run on for so long; Docker kills after 10 seconds.
-GRACE_SECONDS = 7
+_LOG = logging.getLogger(__name__)
 
 
 def serve(settings: ServerSettings) -> None:
-    """Serve the first of the bundles until SIGINT (Ctrl-C) or SIGTERM; port 0 is any free one.
+    """Serve the bundles of the settings until SIGINT (Ctrl-C) or SIGTERM; port 0 is any free one.
 
-    Prints one line, with the real port, when requests are answered. The port is taken before the model is loaded, and
-    held: one in use is an error at once, not after a minute. Told to stop, the server takes no more requests, lets
-    what runs end within `GRACE_SECONDS`, refuses the rest with 503, and returns; a second Ctrl-C does not wait.
+    Prints one line, with the real port, when requests are taken; `/readyz` says when the models have made their first
+    images. The port is taken before the models are loaded, and held: one in use is an error at once, not after a
+    minute. Told to stop, the server takes no more requests, lets what runs end within `grace_seconds`, refuses the rest
+    with 503, and returns; a second Ctrl-C does not wait.
 
-    Raises InputError for a port or host that cannot be had and for whatever is wrong with the bundle.
+    Raises InputError for a port or host that cannot be had and for whatever is wrong with the bundles.
     """
     try:
         import uvicorn
 
         from server.app import create_app
+        from server.connections import ImpatientProtocol
     except ModuleNotFoundError as error:
         raise InputError(f"serve: {error.name} is not installed; pip install 'rapid[serve]'") from None
 
-    host, device = settings.host, settings.device
-    path = next(iter(settings.models.values()))
-    with listen(host, settings.port) as listener:
+    with listen(settings.host, settings.port) as listener:
         from rapid.generate import Generator
 
-        generator = Generator.open(path, device=device)
-        app = create_app(generator)
-        worker: Worker = app.state.worker
-        line = f"serving {generator.name} at {_url(host, listener)}"
+        logs.configure(settings.log_format)
+        generators = {name: Generator.open(path, settings.device) for name, path in settings.models.items()}
+        for line in settings.shown().splitlines():
+            _LOG.info("setting %s", line)
+        app = create_app(generators, settings)
+        engine: Engine = app.state.engine
+        serving = f"serving {', '.join(generators)} at {_url(settings.host, listener)}"
 
         class Server(uvicorn.Server):
             """uvicorn, but a signal is the ordinary end: exit 0, not death by that signal."""
 
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
-                print(line, flush=True)
+                print(serving, flush=True)
 
             async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-                asyncio.get_running_loop().call_later(GRACE_SECONDS, worker.stop)
+                engine.drain()
+                asyncio.get_running_loop().call_later(settings.grace_seconds, engine.stop)
                 await super().shutdown(sockets)
 
             @contextmanager
@@ -72,17 +78,23 @@ def serve(settings: ServerSettings) -> None:
 
         config = uvicorn.Config(
             app,
+            http=ImpatientProtocol,
+            log_config=None,
             log_level="warning",
             access_log=False,
             server_header=False,
+            # what a client says of its own address would get it round its limit
+            proxy_headers=False,
             ws="none",
             lifespan="on",
-            timeout_graceful_shutdown=GRACE_SECONDS + 2,
+            limit_concurrency=settings.max_connections,
+            # a little more, for the answers to those that were refused
+            timeout_graceful_shutdown=math.ceil(settings.grace_seconds) + 2,
         )
         try:
             Server(config).run(sockets=[listener])
         finally:
-            worker.close()
+            engine.close()
 
 
 def listen(host: str, port: int) -> socket.socket:

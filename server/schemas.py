@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -18,6 +18,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+Request = TypeVar("Request", bound=BaseModel)
+
 _INT64_END = 2**63
 _SHOWN_ERRORS = 5
 _LONGEST_NAME = 255  # a class can be a folder; no system has longer names
@@ -29,6 +31,13 @@ def _label(value: object) -> object:
     if not (number or name):
         raise ValueError("should be the name or the number of a class")
     return value
+
+
+class Limits(BaseModel):
+    """The most that one request may ask for."""
+
+    max_count: int
+    max_steps: int
 
 
 class GenerateRequest(BaseModel):
@@ -48,14 +57,22 @@ class GenerateRequest(BaseModel):
         Annotated[StrictInt, Field(ge=0, lt=_INT64_END)] | None,
         Field(description="the same request with the same seed has the same answer; null: a fresh one"),
     ] = None
+    model: Annotated[
+        Annotated[StrictStr, Field(max_length=_LONGEST_NAME)] | None,
+        Field(description="one of those that `GET /info` lists; null: the first"),
+    ] = None
+    steps: Annotated[
+        Annotated[StrictInt, Field(ge=1)] | None,
+        Field(description="network calls if retrieval saved none: more are finer and slower; null: the model's own"),
+    ] = None
 
-    @field_validator("count")
+    @field_validator("count", "steps")
     @classmethod
-    def _at_most(cls, count: int, info: ValidationInfo) -> int:
-        limit = (info.context or {}).get("max_count")
-        if limit is not None and count > limit:
+    def _at_most(cls, value: int | None, info: ValidationInfo) -> int | None:
+        limit = getattr(info.context, f"max_{info.field_name}", None)
+        if value is not None and limit is not None and value > limit:
             raise ValueError(f"should be at most {limit}")
-        return count
+        return value
 
     @field_validator("labels")
     @classmethod
@@ -64,6 +81,51 @@ class GenerateRequest(BaseModel):
         if labels is not None and count is not None and len(labels) != count:
             raise ValueError(f"should have one entry for each image: count is {count}, entries are {len(labels)}")
         return labels
+
+
+class ImagesRequest(BaseModel):
+    """The body of `POST /v1/images/generations`, the common form of image services."""
+
+    # clients of that form send fields of their own services, such as quality or user
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"examples": [{"prompt": "7", "n": 2}]})
+
+    prompt: Annotated[
+        StrictStr,
+        Field(max_length=_LONGEST_NAME, description="a class, by name or number; empty or `any`: all classes in turn"),
+    ] = ""
+    n: Annotated[Annotated[StrictInt, Field(ge=1)] | None, Field(description="how many images to make")] = None
+    model: Annotated[StrictStr, Field(max_length=_LONGEST_NAME)] | None = None
+    size: Annotated[StrictStr | None, Field(max_length=40, description="WIDTHxHEIGHT of the model, or `auto`")] = None
+    response_format: Literal["b64_json"] | None = None
+    stream: Annotated[Literal[False] | None, Field(description="streams are at `POST /generate`")] = None
+    seed: Annotated[StrictInt, Field(ge=0, lt=_INT64_END)] | None = None
+
+    @field_validator("n")
+    @classmethod
+    def _at_most(cls, value: int | None, info: ValidationInfo) -> int | None:
+        limit = getattr(info.context, "max_count", None)
+        if value is not None and limit is not None and value > limit:
+            raise ValueError(f"should be at most {limit}")
+        return value
+
+
+class OneImage(BaseModel):
+    """An image of `ImagesResponse`."""
+
+    b64_json: str = Field(description="a PNG file in base64")
+    revised_prompt: str | None = Field(description="its class")
+
+
+class ImagesResponse(BaseModel):
+    """The answer of `POST /v1/images/generations`."""
+
+    created: int = Field(description="seconds since 1970")
+    data: list[OneImage]
+    output_format: Literal["png"] = "png"
+    size: str
+    model: str
+    seed: int = Field(ge=0, lt=_INT64_END, description="ask with this seed to get the same images again")
+    privacy: dict[str, Any] | None
 
 
 class GenerateResponse(BaseModel):
@@ -76,15 +138,25 @@ class GenerateResponse(BaseModel):
     privacy: dict[str, Any] | None = Field(description="epsilon, delta, ...; null for a model of public images only")
 
 
-class Info(BaseModel):
-    """The answer of `GET /info`."""
+class ModelInfo(BaseModel):
+    """A model that is served."""
 
     model: str
     classes: list[str] = Field(description="in the order of their numbers; empty where the model has no classes")
     image_shape: list[int] = Field(description="height, width, and 3 if in colour")
-    max_count: int = Field(description="the most images in one request")
+    steps: int = Field(description="of a request that does not say")
     privacy: dict[str, Any] | None = Field(description="epsilon, delta, ...; null for a model of public images only")
+    privacy_in_words: str
+    sha256: str = Field(description="of the bundle; it is also in each PNG")
     bundle: dict[str, Any] = Field(description="what `rapid info` shows")
+
+
+class Info(ModelInfo):
+    """The answer of `GET /info`: the first model, which is used where a request names none, and all of them."""
+
+    max_count: int = Field(description="the most images in one request")
+    max_steps: int = Field(description="the most steps in one request")
+    models: list[ModelInfo]
 
 
 class Status(BaseModel):
@@ -99,23 +171,27 @@ class Problem(BaseModel):
     detail: str = Field(description="what is wrong, in words")
 
 
-def parse_request(body: bytes, max_count: int) -> GenerateRequest:
+def parse_request(kind: type[Request], body: bytes, limits: Limits) -> Request:
     """Read a request from JSON. Raises ValueError whose message names each field that is wrong."""
     try:
-        return GenerateRequest.model_validate_json(body, context={"max_count": max_count})
+        return kind.model_validate_json(body, context=limits)
     except ValidationError as error:
-        raise ValueError(_in_words(error.errors(include_url=False, include_input=False))) from None
+        raise ValueError(_in_words(kind, error.errors(include_url=False, include_input=False))) from None
 
 
-def request_schema(max_count: int) -> dict[str, Any]:
-    """JSON schema of a request to a server that makes at most `max_count` images at once."""
-    schema = GenerateRequest.model_json_schema()
-    schema["properties"]["count"]["maximum"] = max_count
+def request_schema(kind: type[BaseModel], limits: Limits) -> dict[str, Any]:
+    """JSON schema of a request to a server with these limits."""
+    schema = kind.model_json_schema()
+    for name, key in (("count", "max_count"), ("n", "max_count"), ("steps", "max_steps")):
+        field = schema["properties"].get(name)
+        for choice in [] if field is None else field.get("anyOf", [field]):
+            if choice.get("type") == "integer":
+                choice["maximum"] = getattr(limits, key)
     return schema
 
 
-def _in_words(errors: Sequence[ErrorDetails]) -> str:
-    words = [f"{_field(error)}: {_message(error)}" for error in errors[:_SHOWN_ERRORS]]
+def _in_words(kind: type[BaseModel], errors: Sequence[ErrorDetails]) -> str:
+    words = [f"{_field(error)}: {_message(kind, error)}" for error in errors[:_SHOWN_ERRORS]]
     if len(errors) > _SHOWN_ERRORS:
         words.append(f"and {len(errors) - _SHOWN_ERRORS} more")
     return "; ".join(words)
@@ -127,12 +203,12 @@ def _field(error: ErrorDetails) -> str:
     return f"{shown}[{rest[0]}]" if rest and isinstance(rest[0], int) else shown
 
 
-def _message(error: ErrorDetails) -> str:
+def _message(kind: type[BaseModel], error: ErrorDetails) -> str:
     match error["type"]:
         case "missing":
             return "is missing"
         case "extra_forbidden":
-            return "is not a known field; known are " + ", ".join(GenerateRequest.model_fields)
+            return "is not a known field; known are " + ", ".join(kind.model_fields)
         case "model_type":
             return "should be a JSON object"
         case "json_invalid":

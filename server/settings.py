@@ -78,9 +78,10 @@ class ServerSettings(BaseSettings):
         Field(description="pages of other origins that may ask, such as https://example.org; none: closed"),
     ] = ()
     max_count: int = Field(10_000, ge=1, description="images in one request")
+    max_steps: int = Field(200, ge=1, description="steps in one request, of those from T to 0")
     max_queued: int = Field(50_000, ge=1, description="images that wait or are being made; beyond: 503")
     max_client: int = Field(20_000, ge=1, description="images of one client at once; beyond: 429")
-    max_body_bytes: int = Field(4 << 20, ge=1, description="bytes of a request's body; beyond: 413")
+    max_body_bytes: int = Field(1 << 20, ge=1, description="bytes of a request's body; beyond: 413")
     max_connections: int = Field(2048, ge=1)
     grace_seconds: float = Field(7.0, ge=0, le=3600, allow_inf_nan=False, description="for what runs, after a signal")
     log_format: Literal["text", "json"] = "text"

@@ -33,9 +33,10 @@ def serve(order: Order, batch: int, turns: list[int]) -> dict[int, int]:
         turn = turns.pop() % len(flying) if turns else 0
         done = np.array([flying.pop(turn)])
         images, rows = seen_in(order.seed, done)
-        for place, image in order.offer(done, images, None if order.labels is None else rows):
+        for place, candidate, image in order.offer(done, images, None if order.labels is None else rows):
             assert place not in placed
             placed[place] = int(image[0, 0]) + 256 * int(image[0, 1])
+            assert placed[place] == candidate
     assert order.wants == 0
     return placed
 

@@ -21,14 +21,13 @@ def candidates(seen: list[int], classes: int) -> tuple[np.ndarray, np.ndarray]:
 @given(
     wanted=st.lists(st.integers(0, 3), min_size=1, max_size=20),
     seen=st.lists(st.integers(0, 3), min_size=20, max_size=60),
-    cut=st.integers(1, 60),
 )
-def test_a_place_gets_the_first_candidate_of_its_class(wanted: list[int], seen: list[int], cut: int) -> None:
+def test_a_place_gets_the_first_candidate_of_its_class(wanted: list[int], seen: list[int]) -> None:
     selection = Selection(np.array(wanted))
     images, probabilities = candidates(seen, 4)
-    placed = {}
-    for start in range(0, len(seen), cut):
-        placed |= dict(selection.offer(images[start : start + cut], probabilities[start : start + cut]))
+    found = []
+    for number in range(len(seen)):
+        found += selection.offer(number, images[number], probabilities[number])
     expected: list[int | None] = [None] * len(wanted)
     left = list(range(len(seen)))
     for place, label in enumerate(wanted):
@@ -37,8 +36,10 @@ def test_a_place_gets_the_first_candidate_of_its_class(wanted: list[int], seen: 
             expected[place] = match
             left.remove(match)
     assert selection.missing == expected.count(None)
-    placed |= dict(selection.fill())
-    filled = [int(placed[place][0, 0]) for place in range(len(wanted))]
+    found += selection.fill()
+    assert all(placed.candidate == placed.image[0, 0] for placed in found)
+    filled = [placed.candidate for placed in sorted(found, key=lambda placed: placed.place)]
+    assert len(filled) == len(wanted)
     assert all(number in (None, found) for number, found in zip(expected, filled, strict=True))
     # nothing is used twice, and all places are filled
     assert len(set(filled)) == len(wanted)
@@ -49,14 +50,15 @@ def test_open_places_get_the_likeliest_of_what_is_left() -> None:
     selection = Selection(np.array([0, 1, 1]))
     images, probabilities = candidates([0, 2, 2, 2], 3)
     probabilities[1:, 1] = [0.2, 0.4, 0.3]
-    placed = selection.offer(images, probabilities)
+    placed = [found for number in range(4) for found in selection.offer(number, images[number], probabilities[number])]
     assert selection.missing == 2
     placed += selection.fill()
-    assert [(place, int(image[0, 0])) for place, image in placed] == [(0, 0), (1, 2), (2, 3)]
+    assert [(found.place, found.candidate) for found in placed] == [(0, 0), (1, 2), (2, 3)]
 
 
 def test_too_few_candidates() -> None:
     selection = Selection(np.array([0, 1]))
-    selection.offer(*candidates([0], 2))
+    images, probabilities = candidates([0], 2)
+    selection.offer(0, images[0], probabilities[0])
     with pytest.raises(ValueError, match="1 places are open"):
         selection.fill()

@@ -32,7 +32,7 @@ def early_grid(timesteps: int, k: int, stride: int) -> list[int]:
     return [k + stride * step for step in reversed(range(calls))]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Solver:
     """One sampler on one grid.
 

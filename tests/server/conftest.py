@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,8 +14,10 @@ from fastapi import FastAPI
 from rapid.generate import Generator
 from server.app import create_app
 from server.run import listen
+from server.settings import ServerSettings
 
 Serving = Callable[[FastAPI], AbstractContextManager[httpx.Client]]
+Application = Callable[..., FastAPI]
 
 
 @contextmanager
@@ -27,6 +30,8 @@ def _serving(app: FastAPI) -> Iterator[httpx.Client]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
+        engine = getattr(app.state, "engine", None)
+        assert engine is None or engine.ready.wait(120)
         with httpx.Client(base_url=url, timeout=120) as client:
             yield client
     finally:
@@ -46,8 +51,23 @@ def generator(private_bundle: Path) -> Generator:
     return Generator.open(private_bundle, device="cpu")
 
 
+def settings_of(**changes: Any) -> ServerSettings:
+    """Settings of a server, without the environment."""
+    return ServerSettings(model=("model=/nowhere",), **changes)
+
+
 @pytest.fixture(scope="session")
-def client(generator: Generator) -> Iterator[httpx.Client]:
+def application(generator: Generator) -> Application:
+    """Makes an application of the private bundle, or of the models given, with the given settings."""
+
+    def make(models: Mapping[str, Generator] | None = None, **changes: Any) -> FastAPI:
+        return create_app(models or {generator.name: generator}, settings_of(**changes))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def client(application: Application) -> Iterator[httpx.Client]:
     """A client of a server of the private bundle; at most 300 images in one request."""
-    with _serving(create_app(generator, max_count=300)) as client:
+    with _serving(application(max_count=300)) as client:
         yield client

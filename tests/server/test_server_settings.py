@@ -41,7 +41,8 @@ VALUES: dict[str, list[tuple[Any, Any]]] = {
 }  # fmt: skip
 DEFAULTS = {
     "host": "127.0.0.1", "port": 8000, "device": "auto", "tokens": (), "open": False, "cors_origins": (),
-    "max_count": 10_000, "max_queued": 50_000, "max_client": 20_000, "max_body_bytes": 4 * 1024 * 1024,
+    "max_count": 10_000,
+    "max_steps": 200, "max_queued": 50_000, "max_client": 20_000, "max_body_bytes": 1024 * 1024,
     "max_connections": 2048, "grace_seconds": 7.0, "log_format": "text", "batch": None,
 }  # fmt: skip
 

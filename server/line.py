@@ -1,0 +1,183 @@
+"""One model at work: its orders, and the rows that make their images."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from rapid.trajectories import Trajectories
+from server.schedule import Costs, Load, share
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from rapid.generate import Generator
+    from rapid.order import Order
+
+LONGEST_STEP = 0.05
+"""Seconds: whoever comes waits for the step that runs."""
+MOST_ROWS = 1024
+
+
+class Made(NamedTuple):
+    """An image that is done."""
+
+    place: int
+    image: NDArray[np.uint8]
+    """(H, W) or (H, W, 3)."""
+    entry: int
+    """The knowledge base's entry from which it began; -1 if it began with noise."""
+
+
+class Step(NamedTuple):
+    """What a step did."""
+
+    rows: int
+    seconds: float
+    retrieval_seconds: float
+    made: list[tuple[Order, list[Made]]]
+
+
+class _Arrived(NamedTuple):
+    """A candidate whose latent waits for the decoder."""
+
+    number: int
+    latent: Tensor
+
+
+class _Progress:
+    """What is under way for an order."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, int] = {}
+        """Number of the candidate in each row, the oldest first."""
+        self.arrived: deque[_Arrived] = deque()
+        self.entries: dict[int, int] = {}
+
+
+class Line:
+    """Makes the images of many orders, all candidates of a step in one batch; not for several threads.
+
+    A step takes some rows one network call further (see `schedule.share`) and decodes some of those that arrived
+    earlier. New candidates join at any step and leave when they arrive.
+
+    Args:
+        generator: the model.
+        batch: most rows of a step; None: what `measure` finds.
+    """
+
+    def __init__(self, generator: Generator, batch: int | None = None) -> None:
+        self.generator = generator
+        self.batch = batch or 1
+        self._fixed = batch is not None
+        self._costs = Costs([1], [1.0])
+        self.clear()
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are orders."""
+        return bool(self._orders)
+
+    def clear(self) -> None:
+        """Forget all orders and rows."""
+        self._trajectories = Trajectories(self.generator)
+        self._orders: dict[Order, _Progress] = {}
+
+    def measure(self) -> None:
+        """Make an image, and find out what steps cost; the line has no orders yet."""
+        self.generator.generate(1, seed=0)
+        most = self.batch if self._fixed else MOST_ROWS
+        labels = np.zeros(most, np.int64) if self.generator.classes else None
+        sizes, seconds = [], []
+        for size in [2**power for power in range(most.bit_length())]:
+            rows = self._trajectories.begin(0, np.arange(size), None if labels is None else labels[:size])
+            found = []
+            for _ in range(min(3, int(self._trajectories.left(rows)[0]))):
+                begin = time.perf_counter()
+                arrived = self._trajectories.advance(rows)
+                # on a GPU the time is known when the result is there
+                arrived.latents.sum().item()
+                found.append(time.perf_counter() - begin)
+            if not len(arrived.rows):
+                self._trajectories.drop(rows)
+            sizes.append(size)
+            seconds.append(min(found))
+            if seconds[-1] > LONGEST_STEP:
+                break
+        self._costs = Costs(sizes, seconds)
+        if not self._fixed:
+            self.batch = self._costs.best_batch(LONGEST_STEP)
+
+    def add(self, order: Order) -> None:
+        """Take an order, if it is not yet there."""
+        if order not in self._orders:
+            self._orders[order] = _Progress()
+
+    def remove(self, order: Order) -> None:
+        """Forget an order, if it is still there; its rows are free at once."""
+        progress = self._orders.pop(order, None)
+        if progress is not None and progress.rows:
+            self._trajectories.drop(np.array(list(progress.rows)))
+
+    def step(self) -> Step:
+        """Take one step. Orders that are complete with it are removed."""
+        begin, searched = time.perf_counter(), self._trajectories.retrieval_seconds
+        rows = self._advance()
+        made = self._decode()
+        for order, _ in made:
+            if not order.missing:
+                self.remove(order)
+        return Step(rows, time.perf_counter() - begin, self._trajectories.retrieval_seconds - searched, made)
+
+    def _advance(self) -> int:
+        """Take some rows one network call further; returns how many."""
+        orders = list(self._orders.items())
+        # no more arrive than the decoder takes, so what is begun is ended
+        full = sum(len(progress.arrived) for _, progress in orders) >= 2 * self.batch
+        loads = [Load(order.missing, 0 if full else len(progress.rows) + order.wants) for order, progress in orders]
+        chosen: list[NDArray[np.int64]] = []
+        for (order, progress), granted in zip(orders, share(loads, self.batch, self._costs), strict=True):
+            if granted > len(progress.rows):
+                numbers, labels = order.draw(granted - len(progress.rows))
+                rows = self._trajectories.begin(order.seed, numbers, labels, order.steps)
+                progress.rows |= dict(zip(rows.tolist(), numbers.tolist(), strict=True))
+            chosen.append(np.array(list(progress.rows)[:granted], np.int64))
+        rows = np.concatenate([*chosen, np.zeros(0, np.int64)])
+        if not len(rows):
+            return 0
+        arrived = self._trajectories.advance(rows)
+        owners = {row: progress for _, progress in orders for row in progress.rows}
+        for row, latent, entry in zip(arrived.rows.tolist(), arrived.latents, arrived.entries.tolist(), strict=True):
+            progress = owners[row]
+            number = progress.rows.pop(row)
+            progress.arrived.append(_Arrived(number, latent))
+            progress.entries[number] = entry
+        return len(rows)
+
+    def _decode(self) -> list[tuple[Order, list[Made]]]:
+        """Decode some of the latents that wait, of the smallest orders first: those that arrive together are many."""
+        import torch
+
+        left = max(1, self.batch // 4)
+        batch: list[tuple[Order, _Progress, list[_Arrived]]] = []
+        for order, progress in sorted(self._orders.items(), key=lambda item: item[0].missing):
+            taken = [progress.arrived.popleft() for _ in range(min(left, len(progress.arrived)))]
+            left -= len(taken)
+            if taken:
+                batch.append((order, progress, taken))
+        if not batch:
+            return []
+        images = self.generator.decode(torch.stack([one.latent for _, _, taken in batch for one in taken]))
+        seen = self.generator.judge(images)
+        made, first = [], 0
+        for order, progress, taken in batch:
+            part = slice(first, first + len(taken))
+            numbers = np.array([one.number for one in taken])
+            placed = order.offer(numbers, images[part], None if seen is None else seen[part])
+            made.append((order, [Made(one.place, one.image, progress.entries[one.candidate]) for one in placed]))
+            first = part.stop
+        return made

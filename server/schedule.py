@@ -1,0 +1,78 @@
+"""Who may take the next step: small orders together, large ones beside them as far as that costs the small little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+RIDERS = 0.25
+"""Larger orders may slow a step of smaller ones by this share, and no more."""
+PEERS = 4
+"""Orders with at most so many times the images of the smallest one are served like it,"""
+SMALL = 16
+"""and so are those of at most so many images."""
+
+
+class Load(NamedTuple):
+    """An order as the scheduler sees it."""
+
+    missing: int
+    """Images that are not yet there."""
+    rows: int
+    """Candidates that could take a step."""
+
+
+class Costs:
+    """Seconds of one step by the number of rows in it: measured at some, linear between and beyond them."""
+
+    def __init__(self, rows: Sequence[int], seconds: Sequence[float]) -> None:
+        # more rows never cost less; what says otherwise is noise
+        self._rows = np.array(rows, float)
+        self._seconds = np.maximum.accumulate(np.array(seconds, float))
+
+    def __call__(self, rows: int) -> float:
+        """Seconds of a step with so many rows."""
+        if rows > self._rows[-1]:
+            return float(self._seconds[-1] * rows / self._rows[-1])
+        return float(np.interp(rows, self._rows, self._seconds))
+
+    def best_batch(self, longest: float) -> int:
+        """The fewest rows with nearly the most rows a second, of those whose step takes at most `longest` seconds."""
+        allowed = self._seconds <= longest
+        allowed[0] = True
+        rate = np.where(allowed, self._rows / self._seconds, 0)
+        return int(self._rows[np.argmax(rate >= 0.95 * rate.max())])
+
+
+def share(loads: Sequence[Load], batch: int, seconds: Callable[[int], float]) -> list[int]:
+    """How many rows of each order take the next step.
+
+    The smallest order and its peers share the batch, evenly where there are more rows than places. Places that are
+    left go to the larger orders, the smaller first, as long as the step becomes at most `RIDERS` longer. So a small
+    order beside a large one takes little longer than alone, and the large one is never at a standstill.
+
+    Args:
+        loads: the orders, the earlier first.
+        batch: most rows of a step.
+        seconds: time of a step by its rows.
+    """
+    granted = [0] * len(loads)
+    ready = [index for index, load in enumerate(loads) if load.rows]
+    if not ready:
+        return granted
+    order = sorted(ready, key=lambda index: loads[index].missing)
+    bound = max(PEERS * loads[order[0]].missing, SMALL)
+    peers = [index for index in order if loads[index].missing <= bound]
+    left = batch
+    # the one with the fewest rows first: what it does not need is for the others
+    for position, index in enumerate(sorted(peers, key=lambda index: loads[index].rows)):
+        granted[index] = min(loads[index].rows, -(-left // (len(peers) - position)))
+        left -= granted[index]
+    allowed = (1 + RIDERS) * seconds(batch - left)
+    for index in order[len(peers) :]:
+        while left and granted[index] < loads[index].rows and seconds(batch - left + 1) <= allowed:
+            granted[index] += 1
+            left -= 1
+    return granted

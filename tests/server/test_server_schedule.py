@@ -1,0 +1,70 @@
+"""Who takes the next step: bounds that hold for any orders, and the cases that the rule was made for."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.schedule import RIDERS, Costs, Load, share
+
+loads = st.lists(st.builds(Load, missing=st.integers(1, 3000), rows=st.integers(0, 300)), max_size=12)
+
+
+def cpu(rows: int) -> float:
+    """A small fixed cost, then every row costs."""
+    return 6 + 0.4 * rows
+
+
+def gpu(rows: int) -> float:
+    """All rows at once."""
+    return 6.0
+
+
+@given(loads=loads, batch=st.integers(1, 256), seconds=st.sampled_from([cpu, gpu]))
+def test_bounds(loads: list[Load], batch: int, seconds: object) -> None:
+    granted = share(loads, batch, seconds)  # type: ignore[arg-type]
+    assert len(granted) == len(loads)
+    assert all(0 <= rows <= load.rows for rows, load in zip(granted, loads, strict=True))
+    assert sum(granted) <= batch
+    ready = [load for load in loads if load.rows]
+    # never idle with work at hand, and the smallest order has a part if there is room for all like it
+    assert (sum(granted) > 0) == bool(ready)
+    if ready:
+        smallest = min(load.missing for load in ready)
+        first = next(index for index, load in enumerate(loads) if load.rows and load.missing == smallest)
+        if len(ready) <= batch:
+            assert granted[first] > 0
+
+
+@given(rows=st.lists(st.integers(1, 50), min_size=1, max_size=20), batch=st.integers(1, 200))
+def test_equals_share_evenly(rows: list[int], batch: int) -> None:
+    """Nobody has less than another, unless that is all it can use; and no place is left while somebody waits."""
+    granted = share([Load(10, row) for row in rows], batch, cpu)
+    most = max(granted)
+    assert all(got == row or got >= most - 1 for got, row in zip(granted, rows, strict=True))
+    assert sum(granted) == min(batch, sum(rows))
+
+
+@pytest.mark.parametrize("small", [1, 4, 12])
+def test_a_small_order_beside_a_large_one(small: int) -> None:
+    alone = cpu(2 * small)
+    granted = share([Load(2000, 250), Load(small, 2 * small)], 128, cpu)
+    assert granted[1] == 2 * small
+    assert alone < cpu(sum(granted)) <= (1 + RIDERS) * alone
+    # on a device that computes all rows at once the large one loses nothing
+    assert share([Load(2000, 250), Load(small, 2 * small)], 128, gpu)[0] == 128 - 2 * small
+
+
+def test_a_large_order_alone_has_the_whole_batch() -> None:
+    assert share([Load(2000, 250)], 128, cpu) == [128]
+    assert share([], 128, cpu) == []
+    assert share([Load(5, 0)], 128, cpu) == [0]
+
+
+def test_costs() -> None:
+    costs = Costs([1, 2, 4, 8, 16], [1.0, 1.1, 1.0, 2.0, 4.1])
+    assert [costs(rows) for rows in (1, 2, 3, 4, 6, 16, 32)] == pytest.approx([1, 1.1, 1.1, 1.1, 1.55, 4.1, 8.2])
+    assert costs.best_batch(10) == 8
+    assert costs.best_batch(1.5) == 4
+    assert costs.best_batch(0.5) == 1

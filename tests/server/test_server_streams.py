@@ -1,0 +1,232 @@
+"""Images as they are made: JSON lines, server-sent events, zip; clients that go away; provenance."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import threading
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from rapid.generate import Generator
+
+
+def pixels(png: str | bytes) -> np.ndarray:
+    content = base64.b64decode(png, validate=True) if isinstance(png, str) else png
+    with Image.open(io.BytesIO(content)) as image:
+        return np.asarray(image).astype(int)
+
+
+def lines(client: httpx.Client, accept: str, **body: Any) -> list[dict[str, Any]]:
+    with client.stream("POST", "/generate", json=body, headers={"Accept": accept}) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith(accept)
+        assert response.headers["x-accel-buffering"] == "no"
+        assert response.headers["x-rapid-seed"] == str(body["seed"])
+        text = response.read().decode()
+    if accept == "application/x-ndjson":
+        return [json.loads(line) for line in text.splitlines()]
+    found = []
+    for event in text.removesuffix("\n\n").split("\n\n"):
+        name, data = event.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+@pytest.mark.parametrize("accept", ["application/x-ndjson", "text/event-stream"])
+def test_each_image_as_it_is_made(client: httpx.Client, generator: Generator, accept: str) -> None:
+    start, *images, end = lines(client, accept, count=40, seed=3, labels=[4, 5, 6, 7] * 10)
+    assert start == {
+        "type": "start", "seed": 3, "count": 40, "model": generator.name, "privacy": generator.privacy
+    }  # fmt: skip
+    assert end == {"type": "end", "count": 40}
+    assert [image["done"] for image in images] == list(range(1, 41))
+    assert sorted(image["index"] for image in images) == list(range(40))
+    expected = generator.generate(40, [4, 5, 6, 7] * 10, 3).images
+    for image in images:
+        assert image["count"] == 40
+        assert image["label"] == str(4 + image["index"] % 4)
+        assert np.abs(pixels(image["image"]) - expected[image["index"]]).max() <= 1
+
+
+def test_the_first_images_come_before_the_last_are_made(application: Any, serving: Any) -> None:
+    headers = {"Accept": "application/x-ndjson"}
+    with (
+        serving(application(batch=16)) as client,
+        client.stream("POST", "/generate", json={"count": 300}, headers=headers) as response,
+    ):
+        begin = time.monotonic()
+        arrived = [time.monotonic() - begin for _ in response.iter_lines()]
+    assert len(arrived) == 302
+    assert arrived[1] < 0.5 * arrived[-1]
+
+
+def test_a_zip_is_streamed_in_order(client: httpx.Client, generator: Generator) -> None:
+    response = client.post("/generate", json={"count": 60, "seed": 5}, headers={"Accept": "application/zip"})
+    expected = generator.generate(60, seed=5).images
+    with zipfile.ZipFile(io.BytesIO(response.content)) as archive:
+        assert archive.testzip() is None
+        assert archive.namelist() == [f"{number:05d}-{number % 10}.png" for number in range(60)]
+        for name, image in zip(archive.namelist(), expected, strict=True):
+            assert np.abs(pixels(archive.read(name)) - image).max() <= 1
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson", "application/zip"])
+def test_a_client_that_goes_away_frees_its_rows(application: Any, serving: Any, accept: str) -> None:
+    app = application(max_queued=2000, max_count=2000)
+    body = {"count": 2000}
+    with serving(app) as client:
+        if accept == "application/json":
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/generate", json=body, headers={"Accept": accept}, timeout=0.3)
+        else:
+            with client.stream("POST", "/generate", json=body, headers={"Accept": accept}) as response:
+                next(response.iter_raw())
+        begin = time.monotonic()
+        while not app.state.engine.idle:
+            assert time.monotonic() - begin < 5
+            time.sleep(0.01)
+        # and others are served
+        assert client.post("/generate", json={"count": 1}).status_code == 200
+
+
+def test_too_many_images_are_refused_for_now(application: Any, serving: Any) -> None:
+    app = application(max_queued=1000, max_client=1000, max_count=1000)
+    with serving(app) as client, ThreadPoolExecutor() as pool:
+        running = pool.submit(client.post, "/generate", json={"count": 600})
+        while app.state.engine.idle:
+            time.sleep(0.005)
+        response = client.post("/generate", json={"count": 600})
+        # of one client: all of them are this address
+        assert response.status_code == 429
+        assert 1 <= int(response.headers["retry-after"]) <= 3600
+        assert "600" in response.json()["detail"] or "images" in response.json()["detail"]
+        assert client.post("/generate", json={"count": 1}).status_code == 200
+        assert running.result().status_code == 200
+
+
+def test_stopping_ends_a_stream_with_an_error(application: Any, serving: Any) -> None:
+    app = application()
+    with serving(app) as client:
+        headers = {"Accept": "application/x-ndjson"}
+        with client.stream("POST", "/generate", json={"count": 5000}, headers=headers) as response:
+            found = response.iter_lines()
+            assert json.loads(next(found))["type"] == "start"
+            threading.Thread(target=app.state.engine.stop).start()
+            *_, last = found
+    assert json.loads(last) == {"type": "error", "detail": "the server is stopping"}
+
+
+def test_every_png_says_where_it_comes_from(client: httpx.Client, generator: Generator) -> None:
+    bodies = {"image/png": {"count": 1}, "application/json": {"count": 2}}
+    found = [client.post("/generate", json=bodies["image/png"], headers={"Accept": "image/png"}).content]
+    found += map(base64.b64decode, client.post("/generate", json={"count": 2}).json()["images"])
+    answer = client.post("/generate", json={"count": 2}, headers={"Accept": "application/zip"})
+    with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+        found += [archive.read(name) for name in archive.namelist()]
+    assert len(found) == 5
+    assert generator.privacy is not None
+    for content in found:
+        with Image.open(io.BytesIO(content)) as image:
+            text = json.loads(image.text["rapid"])  # type: ignore[attr-defined]
+        assert text["synthetic"] is True
+        assert text["epsilon"] == generator.privacy["epsilon"]
+        assert text["delta"] == generator.privacy["delta"]
+        assert text["sha256"] == generator.bundle.digest == answer.headers["x-rapid-sha256"]
+
+
+def test_steps(client: httpx.Client, generator: Generator) -> None:
+    """More or fewer network calls, and the default is the model's own."""
+    own = generator.settings.steps
+    asked = {"count": 2, "labels": [3, 4], "seed": 1}
+    plain, same, fewer = (
+        [pixels(image) for image in client.post("/generate", json=asked | more).json()["images"]]
+        for more in ({}, {"steps": own}, {"steps": 2})
+    )
+    assert np.abs(np.stack(plain) - np.stack(same)).max() <= 1
+    assert np.abs(np.stack(plain) - np.stack(fewer)).max() > 1
+
+
+def test_the_entries_that_images_began_from(client: httpx.Client, generator: Generator) -> None:
+    answer = client.post("/generate", json={"count": 3, "seed": 2}).json()
+    base = generator.bundle.knowledge_base()
+    for entry in answer["entries"]:
+        assert 0 <= entry < len(base)
+        response = client.get(f"/entries/{entry}")
+        assert response.headers["content-type"] == "image/png"
+        np.testing.assert_array_equal(pixels(response.content), generator.entry_image(entry))
+    for bad, words in ((len(base), "entry"), (-1, "entry"), ("x", "entry"), ("0?model=other", "model")):
+        response = client.get(f"/entries/{bad}")
+        assert response.status_code == 422
+        assert response.json()["detail"].startswith(words)
+
+
+def test_several_models(application: Any, generator: Generator, public_bundle: Path, serving: Any) -> None:
+    public = Generator.open(public_bundle, device="cpu")
+    with serving(application({"private": generator, "public": public})) as client:
+        info = client.get("/info").json()
+        assert info["model"] == "private"
+        assert [model["model"] for model in info["models"]] == ["private", "public"]
+        assert [model["privacy"] is None for model in info["models"]] == [False, True]
+        assert "public images alone" in info["models"][1]["privacy_in_words"]
+        with ThreadPoolExecutor() as pool:
+            bodies = [{"count": 20, "seed": 1, "model": name} for name in ("private", "public", None)]
+            private, other, first = (
+                answer.json() for answer in pool.map(lambda body: client.post("/generate", json=body), bodies)
+            )
+    assert (private["model"], other["model"], first["model"]) == ("private", "public", "private")
+    assert other["privacy"] is None
+    assert other["labels"][:2] == [public.classes[0], public.classes[1]]
+    for text, image in zip(other["images"], public.generate(20, seed=1).images, strict=True):
+        assert np.abs(pixels(text) - image).max() <= 1
+    for text, again in zip(private["images"], first["images"], strict=True):
+        assert np.abs(pixels(text) - pixels(again)).max() <= 1
+
+
+def test_the_common_form(client: httpx.Client, generator: Generator) -> None:
+    url = "/v1/images/generations"
+    answer = client.post(
+        url,
+        json={"prompt": "7", "n": 3, "size": "32x32", "response_format": "b64_json", "seed": 4, "quality": "hd"},
+    )
+    assert answer.status_code == 200, answer.text
+    content = answer.json()
+    assert content["seed"] == 4
+    assert content["size"] == "32x32"
+    assert abs(content["created"] - time.time()) < 60
+    expected = generator.generate(3, [7, 7, 7], 4).images
+    for one, image in zip(content["data"], expected, strict=True):
+        assert one["revised_prompt"] == "7"
+        assert np.abs(pixels(one["b64_json"]) - image).max() <= 1
+    every = client.post(url, json={"prompt": "any", "n": 3}).json()["data"]
+    assert [one["revised_prompt"] for one in every] == ["0", "1", "2"]
+    assert len(client.post(url, json={"prompt": "1"}).json()["data"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"prompt": "a cat"}, "prompt"),
+        ({"prompt": 7}, "prompt"),
+        ({"prompt": "7", "n": 0}, "n"),
+        ({"prompt": "7", "n": 301}, "n"),
+        ({"prompt": "7", "size": "1024x1024"}, "size"),
+        ({"prompt": "7", "response_format": "url"}, "response_format"),
+        ({"prompt": "7", "stream": True}, "stream"),
+        ({"prompt": "7", "model": "gpt"}, "model"),
+    ],
+)
+def test_the_common_form_refuses_what_it_cannot_do(client: httpx.Client, body: Any, field: str) -> None:
+    response = client.post("/v1/images/generations", json=body)
+    assert response.status_code == 422
+    assert response.json()["detail"].startswith(field)
