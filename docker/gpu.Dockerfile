@@ -1,0 +1,46 @@
+# `rapid serve` on one NVIDIA GPU, for a machine with driver 580 or later and the NVIDIA Container Toolkit. From the root
+# of the repository:
+#   docker build -f docker/gpu.Dockerfile -t rapid:gpu .
+# PYTHON is pinned by its full version, not by its digest: there was no network to read that from when this was written.
+# Pin it yourself with --build-arg PYTHON=python:3.11.14-slim-bookworm@sha256:... (`docker buildx imagetools inspect` tells).
+# There is no nvidia base: torch's wheels bring CUDA 13, faiss-gpu's bring CUDA 12, and the toolkit brings the driver.
+ARG PYTHON=python:3.11.14-slim-bookworm
+
+FROM ${PYTHON} AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# pip and setuptools stay in /opt/tools, out of what is served
+ARG PIP=26.3
+RUN python -m venv /opt/tools && /opt/tools/bin/python -m pip install "pip==${PIP}" \
+    && python -m venv --without-pip /opt/rapid
+WORKDIR /source
+COPY pyproject.toml constraints.txt docker/constraints-gpu.txt docker/requirements.py ./
+RUN python requirements.py pyproject.toml gpu,serve > requirements.txt \
+    && /opt/tools/bin/pip --python /opt/rapid install --constraint constraints.txt --constraint constraints-gpu.txt \
+    --requirement requirements.txt
+COPY README.md ./
+COPY rapid rapid
+COPY index index
+COPY server server
+RUN /opt/tools/bin/pip install "$(grep '^setuptools==' constraints.txt)" \
+    && /opt/tools/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+    && /opt/tools/bin/pip --python /opt/rapid install --no-deps /wheels/*.whl
+
+FROM ${PYTHON}
+RUN groupadd --gid 10001 rapid && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin rapid
+COPY --from=build /opt/rapid /opt/rapid
+# HOME: libraries cache there if they must; /tmp is all that needs to be writable. HF_HUB_OFFLINE: nothing is ever fetched.
+# NVIDIA_VISIBLE_DEVICES is left to --gpus and to Kubernetes: set here, it would show every GPU to whoever asks for none.
+ENV PATH=/opt/rapid/bin:$PATH \
+    HOME=/tmp \
+    HF_HUB_OFFLINE=1 \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+USER 10001:10001
+WORKDIR /tmp
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
+    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('RAPID_SERVE_PORT', '8000') + '/readyz', timeout=4)"]
+ENTRYPOINT ["rapid"]
+CMD ["serve", "--model", "/model", "--host", "0.0.0.0"]

@@ -1,0 +1,350 @@
+"""Two servers of one bundle behind nginx: one is killed under load and started again, and every answer is compared.
+
+Before the load each of the requests is asked once; under load every answer must be the same images, each pixel within 1
+of 255. Clients try a second time when they get no answer, and no more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+import numpy as np
+from PIL import Image
+
+CONFIG = Path(__file__).parent.parent / "docker" / "nginx.conf"
+START_SECONDS = 180
+NOBODY = 65534
+
+Json = dict[str, Any]
+
+
+class ReplicasError(Exception):
+    """The experiment cannot be made; the message is for the user."""
+
+
+def derive(config: str, folder: Path, port: int, replicas: Sequence[str]) -> str:
+    """`docker/nginx.conf` for this machine: other servers, port and folder, no name server; nothing else is changed."""
+    servers = "".join(f"        server {replica} max_fails=0;\n" for replica in replicas)
+    for pattern, replacement in (
+        (r"( *# replicas: begin\n)(?:.*\n)*?( *# replicas: end\n)", rf"\1{servers}\2"),
+        (r" *resolver .*\n", ""),
+        (r"listen 8080;", f"listen 127.0.0.1:{port};"),
+        (r" /tmp/", f" {folder}/"),
+        (r"/dev/stdout", f"{folder}/access.log"),
+    ):
+        config, found = re.subn(pattern, replacement, config)
+        if not found:
+            raise ReplicasError(f"{CONFIG}: has nothing like {pattern!r} any more")
+    return config
+
+
+def free_port() -> int:
+    """A port that nobody had a moment ago; a server that comes back needs the same one, so 0 will not do."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@dataclass
+class Replica:
+    """One `rapid serve` on loopback, which can be killed and started again on the same port."""
+
+    model: Path
+    threads: int
+    log: IO[bytes]
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """Where nginx finds it."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start the process; it answers when `wait` returns."""
+        options = ["--model", str(self.model), "--port", str(self.port), "--device", "cpu"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rapid", "serve", *options],
+            env=os.environ | {"OMP_NUM_THREADS": str(self.threads)},
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=self.log,
+        )
+
+    def wait(self) -> None:
+        """Wait until it is ready."""
+        end = time.monotonic() + START_SECONDS
+        while time.monotonic() < end:
+            if self.process is None or self.process.poll() is not None:
+                raise ReplicasError(f"a server ended by itself: {_last_line(self.log)}")
+            try:
+                if httpx.get(f"http://{self.address}/readyz", timeout=5).status_code == httpx.codes.OK:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.1)
+        raise ReplicasError(f"a server was not ready within {START_SECONDS} s: {_last_line(self.log)}")
+
+    def end(self, number: signal.Signals) -> None:
+        """Send the signal and wait for the end."""
+        if self.process is not None:
+            self.process.send_signal(number)
+            self.process.wait()
+
+
+@dataclass
+class Tally:
+    """What the clients saw."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    seconds: list[float] = field(default_factory=list)
+    identical: int = 0
+    images: int = 0
+    retried: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def add(self, answer: Json, reference: Json, seconds: float) -> None:
+        """Count an answer, after comparing it with what the same request had before."""
+        difference = compare(answer, reference)
+        with self.lock:
+            self.seconds.append(seconds)
+            self.images += len(reference["images"])
+            self.identical += answer["images"] == reference["images"]
+            if difference is not None:
+                self.wrong.append(difference)
+
+
+def main() -> int:
+    """Run the experiment; 0 if no client failed and no answer was wrong."""
+    options = _options()
+    try:
+        report = experiment(options)
+    except ReplicasError as error:
+        print(f"replicas: {error}", file=sys.stderr)
+        return 2
+    for name, value in report.items():
+        print(f"{name:>28}  {value}")
+    if options.out is not None:
+        options.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return int(bool(report["failed"] or report["wrong"] or not report["after its return"]))
+
+
+def experiment(options: argparse.Namespace) -> Json:
+    """Start all, load, kill, start again, and report."""
+    nginx = find_nginx()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rapid-replicas-")))
+        replicas = []
+        for name in "ab":
+            log = stack.enter_context((folder / f"{name}.log").open("wb"))
+            replica = Replica(options.model, options.threads, log)
+            stack.callback(replica.end, signal.SIGKILL)
+            replica.start()
+            replicas.append(replica)
+        for replica in replicas:
+            replica.wait()
+        url = stack.enter_context(_nginx(nginx, folder / "nginx", [replica.address for replica in replicas]))
+        return _load(options, url, replicas[1], folder / "nginx" / "access.log")
+
+
+def find_nginx() -> str:
+    """The program; Debian keeps it where ordinary users do not look."""
+    found = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+    if found is None:
+        raise ReplicasError("nginx is not installed: apt install nginx-light")
+    return found
+
+
+def make_requests(number: int, count: int, classes: Sequence[str]) -> list[Json]:
+    """Requests with different seeds; every second one names its classes."""
+    labels = [[(seed + place) % len(classes) for place in range(count)] if classes else None for seed in range(number)]
+    return [{"count": count, "seed": seed, "labels": labels[seed] if seed % 2 else None} for seed in range(number)]
+
+
+def compare(answer: Json, reference: Json) -> str | None:
+    """What is wrong with an answer; None if its images are those of the reference, each pixel within 1 of 255."""
+    if [answer[key] for key in ("labels", "seed")] != [reference[key] for key in ("labels", "seed")]:
+        return f"labels {answer['labels']}, seed {answer['seed']} instead of {reference['labels']}, {reference['seed']}"
+    if len(answer["images"]) != len(reference["images"]):
+        return f"{len(answer['images'])} images instead of {len(reference['images'])}"
+    for image, expected in zip(map(decode, answer["images"]), map(decode, reference["images"]), strict=True):
+        if image.shape != expected.shape:
+            return f"shape {image.shape} instead of {expected.shape}"
+        if (most := int(np.abs(image - expected).max())) > 1:
+            return f"a pixel differs by {most}"
+    return None
+
+
+def decode(image: str) -> np.ndarray[Any, np.dtype[np.int16]]:
+    """Pixels of a PNG in base64."""
+    with Image.open(io.BytesIO(base64.b64decode(image))) as opened:
+        return np.asarray(opened).astype(np.int16)
+
+
+@contextmanager
+def _nginx(program: str, folder: Path, replicas: Sequence[str]) -> Iterator[str]:
+    """Run nginx in `folder`, before these replicas, and without privileges where this has them; yields its address."""
+    folder.mkdir()
+    port = free_port()
+    config = folder / "nginx.conf"
+    config.write_text(derive(CONFIG.read_text(encoding="utf-8"), folder, port, replicas), encoding="utf-8")
+    who: Json = {}
+    if os.geteuid() == 0:
+        folder.parent.chmod(0o711)
+        os.chown(folder, NOBODY, NOBODY)
+        who = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+    command = [program, "-p", str(folder), "-c", str(config), "-e", "stderr", "-g", "daemon off;"]
+    with (folder / "error.log").open("wb") as log, subprocess.Popen(command, stderr=log, **who) as process:
+        try:
+            for _ in range(50):
+                if process.poll() is not None:
+                    raise ReplicasError(f"nginx ended by itself: {_last_line(log)}")
+                with socket.socket() as client:
+                    if client.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+def _load(options: argparse.Namespace, url: str, victim: Replica, log: Path) -> Json:
+    """The middle third of the time one of the two is gone."""
+    third = options.seconds / 3
+    with httpx.Client(base_url=url, timeout=120) as client:
+        classes = client.get("/info").raise_for_status().json()["classes"]
+        requests = make_requests(options.requests, options.count, classes)
+        references = [client.post("/generate", json=request).raise_for_status().json() for request in requests]
+    tally = Tally()
+    stop = threading.Event()
+    pairs = list(zip(requests, references, strict=True))
+    clients = [
+        threading.Thread(target=_ask, args=(url, pairs, tally, stop, number)) for number in range(options.clients)
+    ]
+    before = len(_lines(log))
+    start = time.monotonic()
+    try:
+        for client_thread in clients:
+            client_thread.start()
+        time.sleep(third)
+        victim.end(signal.Signals[f"SIG{options.signal}"])
+        gone = time.monotonic()
+        time.sleep(third)
+        victim.start()
+        victim.wait()
+        back, lines_back = time.monotonic(), len(_lines(log))
+        time.sleep(third)
+    finally:
+        stop.set()
+        for client_thread in clients:
+            client_thread.join()
+    seconds = time.monotonic() - start
+    time.sleep(0.5)  # nginx writes its last lines
+    lines = _lines(log)
+    return {
+        "clients": options.clients,
+        "requests": len(tally.seconds) + len(tally.failed),
+        "images": tally.images,
+        "failed": len(tally.failed),
+        "wrong": len(tally.wrong),
+        "equal to the byte": tally.identical,
+        "asked again by a client": len(tally.retried),
+        "passed on by nginx": sum("," in line["replica"] for line in lines[before:]),
+        "of these broken off": sum(map(_broken_off, lines[before:])),
+        "answered by the one": sum(_answered(line) == victim.address for line in lines[before:]),
+        "after its return": sum(_answered(line) == victim.address for line in lines[lines_back:]),
+        "seconds": round(seconds, 1),
+        "seconds it was away": round(back - gone, 1),
+        "seconds a request": _quantiles(tally.seconds),
+        "what went wrong": dict(Counter(tally.failed + tally.wrong + tally.retried).most_common(5)),
+    }
+
+
+def _ask(url: str, pairs: Sequence[tuple[Json, Json]], tally: Tally, stop: threading.Event, number: int) -> None:
+    """A client: one request after the other, a second try where there is no answer."""
+    order = random.Random(number)
+    with httpx.Client(base_url=url, timeout=120) as client:
+        while not stop.is_set():
+            request, reference = order.choice(pairs)
+            start = time.monotonic()
+            for attempt in (1, 2):
+                try:
+                    answer = client.post("/generate", json=request).raise_for_status().json()
+                except (httpx.HTTPError, ValueError) as error:
+                    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                    with tally.lock:
+                        (tally.retried if attempt == 1 else tally.failed).append(reason)
+                    time.sleep(0.2)
+                else:
+                    tally.add(answer, reference, time.monotonic() - start)
+                    break
+
+
+def _last_line(log: IO[bytes]) -> str:
+    return (Path(log.name).read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"])[
+        -1
+    ]
+
+
+def _lines(log: Path) -> list[Json]:
+    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+
+
+def _answered(line: Json) -> str:
+    """The replica that a line of the log says to have answered: the last."""
+    return str(line["replica"]).split(", ")[-1]
+
+
+def _broken_off(line: Json) -> bool:
+    """Whether a replica had the request for a while, and gave no answer."""
+    statuses, seconds = (str(line[key]).split(", ")[:-1] for key in ("replica_status", "replica_seconds"))
+    return any(status == "502" and float(spent) > 0.01 for status, spent in zip(statuses, seconds, strict=True))
+
+
+def _quantiles(seconds: Sequence[float]) -> str:
+    if len(seconds) < 2:
+        return "too few to tell"
+    cuts = statistics.quantiles(seconds, n=100)
+    return f"half within {cuts[49]:.2f}, 95 % within {cuts[94]:.2f}, all within {max(seconds):.2f}"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/replicas", description=__doc__)
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="the bundle to serve")
+    parser.add_argument("--clients", type=int, default=8, metavar="N", help="at once; default: 8")
+    parser.add_argument("--requests", type=int, default=24, metavar="N", help="different ones; default: 24")
+    parser.add_argument("--count", type=int, default=4, metavar="N", help="images in a request; default: 4")
+    parser.add_argument("--seconds", type=float, default=60, metavar="S", help="of load, without a server's start; 60")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="cores of each server; default: 1")
+    parser.add_argument(
+        "--signal", choices=("KILL", "TERM"), default="KILL", help="what ends the server; default: KILL"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also as JSON")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,274 @@
+"""What docker/ says of the server is true, and so is what its files say of each other. Nothing is built."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from rapid.pictures import encode_png
+from server.settings import ServerSettings
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
+FILES = sorted(path for path in DOCKER.iterdir() if path.is_file())
+INSTRUCTIONS = {
+    *(
+        "ARG",
+        "CMD",
+        "COPY",
+        "ENTRYPOINT",
+        "ENV",
+        "EXPOSE",
+        "FROM",
+        "HEALTHCHECK",
+        "RUN",
+        "STOPSIGNAL",
+        "USER",
+        "WORKDIR",
+    )
+}
+SERVER = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "server").glob("*.py")))
+
+Instruction = tuple[str, str]
+
+
+def instructions(path: Path) -> list[Instruction]:
+    """The instructions of a Dockerfile and what they are given, on one line each."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n", " ", "\n".join(lines))
+    pairs = [line.split(maxsplit=1) for line in joined.splitlines() if line.strip()]
+    assert all(len(pair) == 2 for pair in pairs)
+    return [(name, " ".join(value.split())) for name, value in pairs]
+
+
+def last_stage(path: Path) -> list[Instruction]:
+    found = instructions(path)
+    start = max(place for place, (name, _) in enumerate(found) if name == "FROM")
+    return found[start:]
+
+
+def the_one(found: list[Instruction], name: str) -> str:
+    (value,) = [value for key, value in found if key == name]
+    return value
+
+
+def compose(name: str = "compose.yaml") -> dict[str, Any]:
+    loaded = yaml.safe_load((DOCKER / name).read_text(encoding="utf-8"))
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def kubernetes() -> dict[str, dict[str, Any]]:
+    return {part["kind"]: part for part in yaml.safe_load_all((DOCKER / "kubernetes.yaml").read_text(encoding="utf-8"))}
+
+
+@pytest.fixture(scope="module")
+def help_of_serve() -> str:
+    command = [sys.executable, "-m", "rapid", "serve", "--help"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+@pytest.fixture(scope="module")
+def replicas() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("replicas", ROOT / "scripts" / "replicas.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["replicas"] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+class TestDockerfile:
+    def test_known_instructions_in_two_stages(self, path: Path) -> None:
+        found = instructions(path)
+        assert {name for name, _ in found} <= INSTRUCTIONS
+        assert [value for name, value in found if name == "FROM"] == ["${PYTHON} AS build", "${PYTHON}"]
+
+    def test_the_base_is_pinned(self, path: Path) -> None:
+        base = next(value for name, value in instructions(path) if name == "ARG")
+        assert re.fullmatch(r"PYTHON=python:3\.\d+\.\d+-slim-bookworm", base)
+
+    def test_what_is_copied_is_there_and_sent(self, path: Path) -> None:
+        sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+        copied = [value.split()[:-1] for name, value in instructions(path) if name == "COPY" and "--from" not in value]
+        for source in (source for sources in copied for source in sources):
+            assert (ROOT / source).exists()
+            assert source in sent
+
+    def test_every_package_of_the_project_is_copied(self, path: Path) -> None:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+        tops = {name.split(".")[0] for name in project["tool"]["setuptools"]["packages"]}
+        copied = {value.split()[0] for name, value in instructions(path) if name == "COPY"}
+        assert tops <= copied
+
+    def test_runs_as_a_number_that_is_not_root(self, path: Path) -> None:
+        assert the_one(last_stage(path), "USER") == "10001:10001"
+        names = [name for name, _ in last_stage(path)]
+        assert "COPY" not in names[names.index("USER") :]
+        assert "RUN" not in names[names.index("USER") :]
+
+    def test_what_it_starts(self, path: Path, help_of_serve: str) -> None:
+        stage = last_stage(path)
+        assert json.loads(the_one(stage, "ENTRYPOINT")) == ["rapid"]
+        command = json.loads(the_one(stage, "CMD"))
+        assert command == ["serve", "--model", "/model", "--host", "0.0.0.0"]
+        assert all(word in help_of_serve for word in command if word.startswith("--"))
+        assert the_one(stage, "STOPSIGNAL") == "SIGTERM"
+
+    def test_watched_on_the_port_that_is_exposed(self, path: Path) -> None:
+        stage = last_stage(path)
+        port = the_one(stage, "EXPOSE")
+        check = json.loads(the_one(stage, "HEALTHCHECK").split(" CMD ")[1])
+        compile(check[2], "HEALTHCHECK", "exec")
+        assert check[:2] == ["python", "-c"]
+        assert f"'{port}'" in check[2]
+
+    def test_pins_reach_pip(self, path: Path) -> None:
+        text = path.read_text(encoding="utf-8")
+        assert "--constraint constraints.txt" in text
+        assert ("--constraint constraints-gpu.txt" in text) == path.name.startswith("gpu")
+        for name in re.findall(r"grep '\^(\w+)=='", text):
+            assert re.search(rf"^{name}==\d", (ROOT / "constraints.txt").read_text(), re.M)
+
+
+def test_requirements_are_those_of_the_project() -> None:
+    command = [sys.executable, str(DOCKER / "requirements.py"), str(ROOT / "pyproject.toml"), "cpu,serve"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    names = {re.split(r"[<>=]", line)[0] for line in lines}
+    assert {"torch", "diffusers", "faiss-cpu", "fastapi", "uvicorn"} <= names
+    assert not {"faiss-gpu-cu12", "pytest"} & names
+
+
+def test_gpu_pins_are_exact_and_no_second_opinion() -> None:
+    def names(path: Path) -> list[str]:
+        lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+        assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+        return [line.split("==")[0].lower().replace("_", "-") for line in lines]
+
+    assert not set(names(DOCKER / "constraints-gpu.txt")) & set(names(ROOT / "constraints.txt"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_settings_exist(path: Path) -> None:
+    known = {name.upper() for name in ServerSettings.model_fields} | {"SETTINGS"}
+    assert set(re.findall(r"RAPID_SERVE_([A-Z_]+)", path.read_text(encoding="utf-8"))) <= known
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_paths_exist(path: Path) -> None:
+    for asked in re.findall(r"/(?:readyz|healthz|metrics|generate|info)\b", path.read_text(encoding="utf-8")):
+        assert f'"{asked}"' in SERVER
+
+
+def test_compose_shuts_everything_that_is_not_needed() -> None:
+    for name, service in compose()["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory", "pids"}, name
+        assert all(volume["read_only"] for volume in service["volumes"]), name
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+
+
+def test_compose_fits_the_other_files() -> None:
+    services, port = compose()["services"], the_one(last_stage(DOCKERFILES[0]), "EXPOSE")
+    rapid, balancer = services["rapid"], services["balancer"]
+    assert rapid["expose"] == [port]
+    assert f":{port}/readyz" in rapid["healthcheck"]["test"][-1]
+    assert rapid["volumes"][0]["target"] == "/model"
+    assert rapid["environment"]["RAPID_SERVE_SETTINGS"] == f"/run/secrets/{rapid['secrets'][0]['target']}"
+    config = (DOCKER / "nginx.conf").read_text(encoding="utf-8")
+    assert f"server rapid:{port} resolve" in config
+    listened = re.findall(r"listen (\d+);", config)
+    assert [balancer["ports"][0].split(":")[-1]] == listened
+    assert f":{listened[0]}/readyz" in balancer["healthcheck"]["test"][-1]
+    for name in ("compose.yaml", "compose.gpu.yaml"):
+        assert (DOCKER / compose(name)["services"]["rapid"]["build"]["context"]).resolve() == ROOT
+        assert (ROOT / compose(name)["services"]["rapid"]["build"]["dockerfile"]).is_file()
+
+
+def test_kubernetes_fits_the_other_files() -> None:
+    parts = kubernetes()
+    pod = parts["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    stage = last_stage(DOCKER / "gpu.Dockerfile")
+    user, group = map(int, the_one(stage, "USER").split(":"))
+    assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsGroup"]) == (user, group)
+    assert container["args"] == json.loads(the_one(stage, "CMD"))
+    assert container["ports"][0]["containerPort"] == int(the_one(stage, "EXPOSE"))
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    labels = parts["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert labels == parts["Service"]["spec"]["selector"]
+    assert labels == parts["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]
+    assert pod["enableServiceLinks"] is False  # see the comment there
+
+
+def test_who_stops_the_server_waits_for_it() -> None:
+    grace = ServerSettings.model_fields["grace_seconds"].default + 5
+    assert int(compose()["services"]["rapid"]["stop_grace_period"].removesuffix("s")) >= grace
+    pod = kubernetes()["Deployment"]["spec"]["template"]["spec"]
+    leaving = int(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] >= grace + leaving
+
+
+def test_readme_names_every_file() -> None:
+    text = (DOCKER / "README.md").read_text(encoding="utf-8")
+    assert not [path.name for path in FILES if path.name not in text and path.name != "README.md"]
+
+
+class TestReplicas:
+    def test_the_configuration_is_derived(self, replicas: ModuleType, tmp_path: Path) -> None:
+        config = (DOCKER / "nginx.conf").read_text(encoding="utf-8")
+        derived = replicas.derive(config, tmp_path, 8123, ["127.0.0.1:1001", "127.0.0.1:1002"])
+        assert re.findall(r"^ *server (\S+) max_fails=0;$", derived, re.M) == ["127.0.0.1:1001", "127.0.0.1:1002"]
+        assert re.findall(r"^ *(?:resolver .*|server .* resolve.*)$", derived, re.M) == []
+        assert "listen 127.0.0.1:8123;" in derived
+        retry = re.search("proxy_next_upstream .*;", config)
+        assert retry is not None
+        assert retry.group() in derived
+        assert f"pid {tmp_path}/nginx.pid;" in derived
+        nginx = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin")
+        if nginx is not None:
+            (tmp_path / "nginx.conf").write_text(derived, encoding="utf-8")
+            command = [nginx, "-t", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf"), "-e", "stderr"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+            assert done.returncode == 0, done.stderr
+
+    def test_a_changed_configuration_is_told(self, replicas: ModuleType, tmp_path: Path) -> None:
+        with pytest.raises(replicas.ReplicasError, match="has nothing like"):
+            replicas.derive("http {}", tmp_path, 8123, [])
+
+    def test_no_nginx_is_one_clear_line(
+        self, replicas: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+        monkeypatch.setattr(sys, "argv", ["replicas", "--model", "nowhere"])
+        assert replicas.main() == 2
+        assert capsys.readouterr().err == "replicas: nginx is not installed: apt install nginx-light\n"
+
+    def test_answers_are_compared(self, replicas: ModuleType) -> None:
+        def answer(*pixels: int, seed: int = 1) -> dict[str, Any]:
+            image = np.array([pixels], dtype=np.uint8)
+            return {"images": [base64.b64encode(encode_png(image)).decode()], "labels": ["a"], "seed": seed}
+
+        assert replicas.compare(answer(0, 255), answer(1, 254)) is None
+        assert replicas.compare(answer(0, 255), answer(0, 253)) == "a pixel differs by 2"
+        assert replicas.compare(answer(0, 255), answer(255, 0)) == "a pixel differs by 255"
+        assert replicas.compare(answer(0, 255, seed=2), answer(0, 255)).endswith("seed 2 instead of ['a'], 1")
+        assert replicas.compare(answer(0, 255), answer(0)) == "shape (1, 2) instead of (1, 1)"
+        assert replicas.compare(answer(0) | {"images": []}, answer(0)) == "0 images instead of 1"
