@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, Self
 
@@ -48,6 +49,8 @@ class StoredNetwork(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, folder / WEIGHTS)
         (folder / CONFIG).write_text(json.dumps(self.config, indent=2) + "\n", encoding="utf-8")
+        # safetensors lets nobody else read its files; whoever may read the rest of the bundle may read them
+        shutil.copymode(folder / CONFIG, folder / WEIGHTS)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -30,6 +30,7 @@ VALUES: dict[str, list[tuple[Any, Any]]] = {
     "cors_origins": [(["https://a"], ("https://a",)), ("https://b, https://c:1", ("https://b", "https://c:1")),
                      (["*"], ("*",))],
     "max_count": [(1, 1), ("2", 2), (3, 3)],
+    "max_steps": [(1, 1), ("2", 2), (3, 3)],
     "max_queued": [(10001, 10001), ("10002", 10002), (10003, 10003)],
     "max_client": [(10001, 10001), ("10002", 10002), (10003, 10003)],
     "max_body_bytes": [(1, 1), ("2", 2), (3, 3)],
