@@ -22,7 +22,7 @@ ACCOUNT_DIGITS = 4
 
 def build_kb(options: argparse.Namespace) -> None:
     """`rapid build-kb`."""
-    from rapid.config import load_settings
+    from rapid.overrides import load_settings
     from rapid.public import build_public_bundle
     from rapid.runtime import choose_device
 
@@ -37,7 +37,8 @@ def train_private(options: argparse.Namespace) -> None:
     """`rapid train-private`."""
     from rapid.bundle import Bundle
     from rapid.card import privacy_in_words
-    from rapid.config import Settings, private_settings
+    from rapid.config import Settings
+    from rapid.overrides import private_settings
     from rapid.private import Ranks, train_private_bundle
     from rapid.runtime import choose_device
 
@@ -71,8 +72,8 @@ def train_private(options: argparse.Namespace) -> None:
 def plan(options: argparse.Namespace) -> None:
     """`rapid plan`."""
     from rapid.bundle import Bundle
-    from rapid.config import load_settings, private_settings
     from rapid.data import load_images
+    from rapid.overrides import load_settings, private_settings
     from rapid.private import default_delta
     from rapid.private.proposal import EXPLANATION, choices, count_trained, propose, table
     from rapid.progress import Progress
@@ -126,10 +127,10 @@ def plan(options: argparse.Namespace) -> None:
 def generate(options: argparse.Namespace) -> None:
     """`rapid generate`."""
     from rapid.bundle import Bundle
-    from rapid.config import generation_settings
     from rapid.export import check_target, write_samples
     from rapid.generate import Generator
     from rapid.info import provenance
+    from rapid.overrides import generation_settings
     from rapid.progress import Progress
     from rapid.runtime import choose_device
 
@@ -294,8 +295,8 @@ def audit(options: argparse.Namespace) -> None:
     """`rapid audit`."""
     from dataclasses import asdict
 
-    from rapid.config import load_settings
     from rapid.errors import PrivacyRefused
+    from rapid.overrides import load_settings
     from rapid.private.audit import audit as run_audit
 
     found = run_audit(

@@ -11,10 +11,11 @@ from PIL import Image
 
 from rapid.bundle import Bundle
 from rapid.card import privacy_in_words
-from rapid.config import Settings, load_settings
+from rapid.config import Settings
 from rapid.data import sample_path
 from rapid.files import replacing
 from rapid.generate import Generator, streams
+from rapid.overrides import load_settings
 from rapid.pictures import Pixels, table
 from rapid.private import train_private_bundle
 from rapid.public import build_public_bundle

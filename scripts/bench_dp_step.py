@@ -18,8 +18,9 @@ from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClippi
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from rapid.config import Settings, load_settings
+from rapid.config import Settings
 from rapid.models import Denoiser
+from rapid.overrides import load_settings
 from rapid.private import Plan, PrivateMechanism
 from rapid.runtime import choose_device, keep_freed_memory
 

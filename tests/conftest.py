@@ -11,8 +11,9 @@ import torch
 from tests_support import TINY
 
 from rapid.bundle import Bundle
-from rapid.config import Settings, load_settings
+from rapid.config import Settings
 from rapid.data import load_images, sample_path
+from rapid.overrides import load_settings
 from rapid.private import train_private_bundle
 from rapid.public import build_public_bundle
 

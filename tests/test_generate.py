@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from rapid.bundle import Bundle
-from rapid.config import GenerationSettings, generation_settings
+from rapid.config import GenerationSettings
 from rapid.errors import InputError
 from rapid.generate import Generator, streams
 from rapid.models import Denoiser
+from rapid.overrides import generation_settings
 
 CPU = torch.device("cpu")
 

@@ -35,6 +35,9 @@ START = "0" * 64
 """Stands for the `mac` before the first line."""
 ENVIRONMENT = "RAPID_LEDGER"
 
+Kind = Literal["limit", "reserve", "settle"]
+"""What a line does; see `Entry`."""
+
 
 class TamperedLedger(PrivacyRefused):
     """The ledger is not what was written: nothing more is spent on its word."""
@@ -60,7 +63,7 @@ class Entry(BaseModel):
 
     number: int
     time: str
-    kind: Literal["limit", "reserve", "settle"]
+    kind: Kind
     dataset: str
     run: str
     epsilon: float
@@ -135,7 +138,7 @@ class Ledger:
     def _append(
         self,
         entries: list[Entry],
-        kind: Literal["limit", "reserve", "settle"],
+        kind: Kind,
         dataset: str,
         run: str,
         limit: Limit,
@@ -246,9 +249,7 @@ class Transaction:
         self._ledger = ledger
         self.entries = entries
 
-    def add(
-        self, kind: Literal["limit", "reserve", "settle"], dataset: str, run: str, limit: Limit, releases: list[Release]
-    ) -> None:
+    def add(self, kind: Kind, dataset: str, run: str, limit: Limit, releases: list[Release]) -> None:
         """Add a line; see `Entry`."""
         self.entries.append(self._ledger._append(self.entries, kind, dataset, run, limit, releases))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,50 @@ def select_trainable(network: nn.Module, patterns: tuple[str, ...]) -> None:
         parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
+@dataclass(frozen=True)
+class _Training:
+    """What a step changes, and a checkpoint holds."""
+
+    network: nn.Module
+    mechanism: PrivateMechanism
+    optimizer: torch.optim.Optimizer
+    ema: Ema
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {
+            "step": self.mechanism.steps_taken,
+            "plan": self.mechanism.plan.model_dump(),
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "ema": self.ema.state_dict(),
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from what `state` returned.
+
+        Raises:
+            InputError: it belongs to another plan.
+        """
+        if Plan.model_validate(saved["plan"]) != self.mechanism.plan:
+            raise InputError(
+                "--resume: the checkpoint was made with another plan; use the same epsilon, delta and data"
+            )
+        self.mechanism.steps_taken = saved["step"]
+        self.network.load_state_dict(saved["network"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.ema.load_state_dict(saved["ema"])
+
+    def step(self, rate: float) -> None:
+        """Spend one step, with this learning rate."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        for parameter, gradient in zip(self.mechanism.parameters, self.mechanism.gradient(), strict=True):
+            parameter.grad = gradient
+        self.optimizer.step()
+        self.ema.update(self.network)
+
+
 def train_private(
     network: nn.Module,
     losses: Losses,
@@ -69,8 +114,6 @@ def train_private(
         LostRank: another rank is gone; the state is saved.
     """
     ranks = ranks or Ranks()
-    optimizer = _optimizer(network, settings)
-    ema = Ema(network, settings.ema_decay)
     mechanism = PrivateMechanism(
         plan,
         network,
@@ -80,36 +123,16 @@ def train_private(
         ranks=ranks,
         randomness=randomness_for(settings.noise_source),
     )
-
-    def state() -> dict[str, Any]:
-        return {
-            "step": mechanism.steps_taken,
-            "plan": plan.model_dump(),
-            "network": network.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "ema": ema.state_dict(),
-        }
-
-    saver = Checkpoint(checkpoint, state, settings.checkpoint_seconds)
+    training = _Training(network, mechanism, _optimizer(network, settings), Ema(network, settings.ema_decay))
+    saver = Checkpoint(checkpoint, training.state, settings.checkpoint_seconds)
     # the first rank's state is everybody's, so that all hold the same weights
-    saved = ranks.share_state((saver.load() or state()) if ranks.first else {})
-    if Plan.model_validate(saved["plan"]) != plan:
-        raise InputError("--resume: the checkpoint was made with another plan; use the same epsilon, delta and data")
-    mechanism.steps_taken = saved["step"]
-    network.load_state_dict(saved["network"])
-    optimizer.load_state_dict(saved["optimizer"])
-    ema.load_state_dict(saved["ema"])
+    training.restore(ranks.share_state((saver.load() or training.state()) if ranks.first else {}))
     # no layer of ours has another behaviour in training; eval() makes sure of it
     network.eval()
     try:
         with Progress(title, plan.steps, done=mechanism.steps_taken, shown=ranks.first) as progress:
             while mechanism.steps_taken < plan.steps:
-                for group in optimizer.param_groups:
-                    group["lr"] = learning_rate(settings.learning_rate, mechanism.steps_taken, plan.steps)
-                for parameter, gradient in zip(mechanism.parameters, mechanism.gradient(), strict=True):
-                    parameter.grad = gradient
-                optimizer.step()
-                ema.update(network)
+                training.step(learning_rate(settings.learning_rate, mechanism.steps_taken, plan.steps))
                 if ranks.first and mechanism.steps_taken % max(1, plan.steps // EPSILON_UPDATES) == 0:
                     progress.note(f"epsilon {plan.epsilon(mechanism.steps_taken):.2f}")
                 progress.advance()
@@ -123,7 +146,7 @@ def train_private(
         raise
     if ranks.first:
         saver.save()
-    ema.copy_to(network)
+    training.ema.copy_to(network)
 
 
 def steps_taken(checkpoint: Path) -> int:

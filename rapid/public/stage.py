@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +28,130 @@ from rapid.public.views import Views
 from rapid.workspace import Workspace
 
 Network = TypeVar("Network", Autoencoder, Denoiser, Judge, TrajectoryEncoder)
+Models = tuple[Autoencoder, Denoiser, TrajectoryEncoder]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the steps of a public stage share.
+
+    Attributes:
+        images: N public images.
+        sources: number of the public set from which each came, int64 (N,).
+        pre: places of D_pre among the images, int64.
+        reference: places of D_ref.
+    """
+
+    images: ImageSet
+    sources: NDArray[np.int64]
+    pre: NDArray[np.int64]
+    reference: NDArray[np.int64]
+    workspace: Workspace
+    settings: Settings
+    device: torch.device
+
+    def build(self, data: PublicData) -> Bundle:
+        """Run all steps that an earlier run has not done, and finish the bundle."""
+        self.write_split()
+        models = self.make_models()
+        hashes = {name: self.hash_of(name) for name in ("autoencoder", "denoiser", "encoder")}
+        judged = self.make_judge()
+        self.make_knowledge_base(models, hashes)
+        config = BundleConfig(
+            kind="public",
+            settings=self.settings,
+            classes=self.images.classes,
+            public=data,
+            networks=hashes | ({"judge": self.hash_of("judge")} if judged else {}),
+            retrieval=self.retrieval_accuracy(models, hashes),
+            prints=_write_prints(self.workspace.out, self.images),
+        )
+        (self.workspace.out / "README.md").write_text(public_card(config), encoding="utf-8")
+        write_config(self.workspace.out, config)
+        self.workspace.leave()
+        return Bundle.open(self.workspace.out, "--out", "public")
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Of all images, int64 (N,); without labels every image has the null class."""
+        if self.images.labels is not None:
+            return self.images.labels
+        return np.full(len(self.images), len(self.images.classes), np.int64)
+
+    def views(self, part: NDArray[np.int64], count: int) -> Views:
+        """Views of D_pre or D_ref."""
+        return Views(self.images.images[part], self.sources[part], count, self.settings.views.augment, self.device)
+
+    def hash_of(self, name: str) -> str:
+        """Content hash of a network that was written."""
+        return content_hash(self.workspace.out / name)
+
+    def write_split(self) -> None:
+        """Record which images are in which part."""
+        with replacing(self.workspace.out / "split.npz") as target, target.open("wb") as stream:
+            np.savez(stream, pre_training=self.pre, reference=self.reference)
+
+    def network(self, name: str, kind: type[Network], train: Callable[[Path], Network]) -> Network:
+        """The network in `name/`; `train` makes it, from the file of its training state, if it is not there."""
+        folder = self.workspace.out / name
+        if not folder.is_dir():
+            model = train(self.workspace.checkpoint(name))
+            with replacing(folder) as target:
+                model.save(target)
+            self.workspace.checkpoint(name).unlink(missing_ok=True)
+        return kind.load(folder).to(self.device)
+
+    def make_models(self) -> Models:
+        """The three networks, in the order in which each needs those before."""
+        settings, device = self.settings, self.device
+        shown = self.views(self.pre, settings.views.training)
+        autoencoder = self.network(
+            "autoencoder", Autoencoder, lambda path: train_autoencoder(settings, shown, device, path)
+        )
+
+        def denoiser_from(path: Path) -> Denoiser:
+            latents = encode_views(autoencoder, shown)
+            labels = torch.from_numpy(self.labels[self.pre[shown.rows]]).to(device)
+            return train_denoiser(settings, latents, labels, len(self.images.classes), path)
+
+        denoiser = self.network("denoiser", Denoiser, denoiser_from)
+        encoder = self.network(
+            "encoder",
+            TrajectoryEncoder,
+            lambda path: train_encoder(
+                settings, self.images.images[self.reference], autoencoder, denoiser, device, path
+            ),
+        )
+        return autoencoder, denoiser, encoder
+
+    def make_judge(self) -> bool:
+        """Write `judge/`, if one is wanted and can be trained; returns whether."""
+        if not self.settings.judge.enabled or self.images.labels is None:
+            return False
+
+        def judge_from(path: Path) -> Judge:
+            images, labels = self.images.images[self.pre], self.labels[self.pre]
+            return train_judge(self.settings, images, labels, len(self.images.classes), self.device, path)
+
+        self.network("judge", Judge, judge_from)
+        return True
+
+    def make_knowledge_base(self, models: Models, hashes: dict[str, str]) -> None:
+        """Write `knowledge_base/`; `hashes` are those of `models`."""
+        folder = self.workspace.out / "knowledge_base"
+        if folder.is_dir():
+            return
+        shown = self.views(self.reference, self.settings.views.reference)
+        labels = self.labels[self.reference]
+        build_knowledge_base(folder, self.settings, shown, labels, models, hashes, self.device)
+
+    def retrieval_accuracy(self, models: Models, hashes: dict[str, str]) -> RetrievalAccuracy | None:
+        """How well retrieval works; None without labels."""
+        if self.images.labels is None:
+            return None
+        images, labels = self.images.images[self.pre], self.labels[self.pre]
+        entries = KnowledgeBase.open(self.workspace.out / "knowledge_base", hashes)
+        return measure_retrieval(self.settings, images, labels, models, entries, self.device)
 
 
 def build_public_bundle(
@@ -64,39 +189,11 @@ def build_public_bundle(
     )
     sources = np.repeat(np.arange(len(sets)), [len(part) for part in sets])
     # how private training and sampling go is not decided here
-    used = settings.model_dump(mode="json", include=set(PUBLIC_SECTIONS))
-    plan = {"settings": used, "public": data.model_dump(mode="json")}
-    with Workspace.enter(out, "build-kb", plan, resume=resume) as workspace:
+    used, told = settings.model_dump(mode="json", include=set(PUBLIC_SECTIONS)), data.model_dump(mode="json")
+    with Workspace.enter(out, "build-kb", {"settings": used, "public": told}, resume=resume) as workspace:
         if is_finished(out):
             return _with_prints(Bundle.open(out, "--out", "public"), images)
-        return _build(images, data, sources, (pre, reference), workspace, settings, device)
-
-
-def _build(
-    images: ImageSet,
-    data: PublicData,
-    sources: NDArray[np.int64],
-    split: tuple[NDArray[np.int64], NDArray[np.int64]],
-    workspace: Workspace,
-    settings: Settings,
-    device: torch.device,
-) -> Bundle:
-    """Run all steps that an earlier run has not done, and finish the bundle."""
-    out = workspace.out
-    hashes, retrieval = _train_and_build(images, sources, split, workspace, settings, device)
-    config = BundleConfig(
-        kind="public",
-        settings=settings,
-        classes=images.classes,
-        public=data,
-        networks=hashes,
-        prints=_write_prints(out, images),
-        retrieval=retrieval,
-    )
-    (out / "README.md").write_text(public_card(config), encoding="utf-8")
-    write_config(out, config)
-    workspace.leave()
-    return Bundle.open(out, "--out", "public")
+        return _Run(images, sources, pre, reference, workspace, settings, device).build(data)
 
 
 def _write_prints(out: Path, images: ImageSet) -> str:
@@ -114,71 +211,3 @@ def _with_prints(bundle: Bundle, images: ImageSet) -> Bundle:
     (bundle.path / "README.md").write_text(public_card(config), encoding="utf-8")
     write_config(bundle.path, config)
     return Bundle.open(bundle.path, "--out", "public")
-
-
-def _train_and_build(
-    images: ImageSet,
-    sources: NDArray[np.int64],
-    split: tuple[NDArray[np.int64], NDArray[np.int64]],
-    workspace: Workspace,
-    settings: Settings,
-    device: torch.device,
-) -> tuple[dict[str, str], RetrievalAccuracy | None]:
-    """Run the steps; returns the content hashes of the networks, and how well retrieval works if there are labels."""
-    pre, reference = split
-    num_classes = len(images.classes)
-    # without labels every image has the null class
-    all_labels = images.labels if images.labels is not None else np.full(len(images), num_classes, np.int64)
-    with replacing(workspace.out / "split.npz") as target, target.open("wb") as stream:
-        np.savez(stream, pre_training=pre, reference=reference)
-
-    def step(name: str, kind: type[Network], train: Callable[[Path], Network]) -> Network:
-        folder = workspace.out / name
-        if not folder.is_dir():
-            model = train(workspace.checkpoint(name))
-            with replacing(folder) as target:
-                model.save(target)
-            workspace.checkpoint(name).unlink(missing_ok=True)
-        return kind.load(folder).to(device)
-
-    def views(part: NDArray[np.int64], count: int) -> Views:
-        return Views(images.images[part], sources[part], count, settings.views.augment, device)
-
-    shown = views(pre, settings.views.training)
-    autoencoder = step("autoencoder", Autoencoder, lambda path: train_autoencoder(settings, shown, device, path))
-
-    def denoiser_from(path: Path) -> Denoiser:
-        latents = encode_views(autoencoder, shown)
-        labels = torch.from_numpy(all_labels[pre[shown.rows]]).to(device)
-        return train_denoiser(settings, latents, labels, num_classes, path)
-
-    denoiser = step("denoiser", Denoiser, denoiser_from)
-    encoder = step(
-        "encoder",
-        TrajectoryEncoder,
-        lambda path: train_encoder(settings, images.images[reference], autoencoder, denoiser, device, path),
-    )
-    hashes = {name: content_hash(workspace.out / name) for name in ("autoencoder", "denoiser", "encoder")}
-    if settings.judge.enabled and images.labels is not None:
-        step(
-            "judge",
-            Judge,
-            lambda path: train_judge(settings, images.images[pre], all_labels[pre], num_classes, device, path),
-        )
-    if not (workspace.out / "knowledge_base").is_dir():
-        build_knowledge_base(
-            workspace.out / "knowledge_base",
-            settings,
-            views(reference, settings.views.reference),
-            all_labels[reference],
-            (autoencoder, denoiser, encoder),
-            hashes,
-            device,
-        )
-    retrieval = None
-    if images.labels is not None:
-        models = (autoencoder, denoiser, encoder)
-        entries = KnowledgeBase.open(workspace.out / "knowledge_base", hashes)
-        retrieval = measure_retrieval(settings, images.images[pre], all_labels[pre], models, entries, device)
-    judge = workspace.out / "judge"
-    return hashes | ({"judge": content_hash(judge)} if judge.is_dir() else {}), retrieval

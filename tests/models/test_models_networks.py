@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from rapid.config import Settings, apply_overrides, load_settings, preset_names
+from rapid.config import Settings
 from rapid.errors import InputError
 from rapid.models import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.models.groups import group_count
 from rapid.models.storage import WEIGHTS
+from rapid.overrides import apply_overrides, load_settings, preset_names
 
 PAPER = {
     # latent shape, autoencoder multipliers, U-Net channels, multipliers, batch (Tables 6 and 7)

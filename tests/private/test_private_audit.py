@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rapid.config import Settings, load_settings
+from rapid.config import Settings
 from rapid.errors import InputError
+from rapid.overrides import load_settings
 from rapid.private.audit import Audit, audit, best_bound, epsilon_bound, guess_probability
 from rapid.private.mechanism import PrivateMechanism
 

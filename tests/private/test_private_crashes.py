@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from rapid.bundle import Bundle
-from rapid.config import Settings, apply_overrides
+from rapid.config import Settings
+from rapid.overrides import apply_overrides
 from rapid.private import train_private_bundle
 from rapid.private.account import balances
 from rapid.private.ledger import Ledger

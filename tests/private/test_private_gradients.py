@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from rapid.config import load_settings
 from rapid.models import Denoiser
+from rapid.overrides import load_settings
 from rapid.private.gradients import BookKeeper, UnsupportedLayer
 from rapid.private.gradients.forms import NORM_MARGIN, ConvolutionGhost
 

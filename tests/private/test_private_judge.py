@@ -11,11 +11,12 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from rapid.bundle import Bundle
-from rapid.config import GenerationSettings, PrivateSettings, Settings, apply_overrides
+from rapid.config import GenerationSettings, PrivateSettings, Settings
 from rapid.data import fit_images, load_images, sample_path, to_unit_range
 from rapid.errors import InputError
 from rapid.generate import Generator
 from rapid.models import Judge
+from rapid.overrides import apply_overrides
 from rapid.private import Ranks, train_private_bundle
 from rapid.private.accountant import prv_epsilon
 from rapid.private.budget import Budget, allot

@@ -11,10 +11,11 @@ from scipy import stats
 from torch import Tensor
 
 from rapid.bundle import Bundle
-from rapid.config import ScheduleSettings, Settings, apply_overrides
+from rapid.config import ScheduleSettings, Settings
 from rapid.diffusion import Schedule
 from rapid.diffusion.objectives import retrieval_loss
 from rapid.models import Denoiser
+from rapid.overrides import apply_overrides
 from rapid.private.objectives import PrivateObjective, Retriever, trained_timesteps
 from rapid.private.randomness import Randomness
 

@@ -15,9 +15,10 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
 from rapid.bundle import Bundle
-from rapid.config import ImageSettings, PrivateSettings, Settings, apply_overrides
+from rapid.config import ImageSettings, PrivateSettings, Settings
 from rapid.data import fit_images, load_images
 from rapid.errors import PrivacyRefused, RapidError
+from rapid.overrides import apply_overrides
 from rapid.prints import prints
 from rapid.private import Ranks, train_private_bundle
 from rapid.private.accountant import Release, prv_epsilon, single_noise_multiplier

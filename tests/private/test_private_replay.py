@@ -17,9 +17,10 @@ from torch import Tensor
 
 import rapid.private
 from rapid.bundle import Bundle
-from rapid.config import PrivateSettings, Settings, apply_overrides
+from rapid.config import PrivateSettings, Settings
 from rapid.data import fit_images, load_images
 from rapid.diffusion import Schedule
+from rapid.overrides import apply_overrides
 from rapid.private.mechanism import PrivateMechanism
 from rapid.private.objectives import Draws, PrivateObjective, Retriever
 from rapid.private.plan import Plan

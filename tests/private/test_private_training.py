@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from rapid.bundle import Bundle
-from rapid.config import PrivateSettings, Settings, apply_overrides
+from rapid.config import PrivateSettings, Settings
 from rapid.errors import InputError
 from rapid.files import content_hash
+from rapid.overrides import apply_overrides
 from rapid.private import train_private_bundle
 from rapid.private.accountant import Release, prv_epsilon
 from rapid.private.plan import Plan

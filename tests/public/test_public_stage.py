@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from rapid.bundle import Bundle
-from rapid.config import AugmentSettings, Settings, Training, apply_overrides
+from rapid.config import AugmentSettings, Settings, Training
 from rapid.data import fit_images, load_images, to_unit_range
 from rapid.diffusion import Schedule
 from rapid.errors import InputError
 from rapid.models import Denoiser
+from rapid.overrides import apply_overrides
 from rapid.public import build_public_bundle
 from rapid.public.augment import augment
 from rapid.public.training import learning_rate, train

@@ -1,11 +1,11 @@
-"""Settings: presets, overrides, what a private run may change."""
+"""Presets and overrides, and what a private run and sampling may change."""
 
 from __future__ import annotations
 
 import pytest
 
-from rapid.config import generation_settings, load_settings, preset_names, private_settings
 from rapid.errors import InputError
+from rapid.overrides import generation_settings, load_settings, preset_names, private_settings
 
 
 def test_overrides_are_typed() -> None:
