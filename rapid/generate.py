@@ -22,7 +22,7 @@ from rapid.entries import ClassEntries, choose_neighbours
 from rapid.errors import InputError
 from rapid.info import describe
 from rapid.models import Denoiser, Judge
-from rapid.order import Order
+from rapid.order import Odds, Order
 from rapid.runtime import choose_device
 
 MAX_SEED = 2**63 - 1
@@ -124,6 +124,7 @@ class Generator:
         from_noise = self.settings.retrieval == "none"
         self.begin = self.timesteps if from_noise else self.settings.start or bundle.settings.late_start
         self._routes: dict[int, Route] = {}
+        self._odds = Odds()
 
     @classmethod
     def open(cls, path: Path, device: str = "auto", settings: GenerationSettings | None = None) -> Generator:
@@ -223,7 +224,7 @@ class Generator:
         if self.classes:
             chosen = np.asarray(labels if labels is not None else np.arange(count) % len(self.classes), np.int64)
         attempts = self.settings.attempts if self._judge is not None else 1
-        return Order(count, chosen, seed, attempts, steps or self.settings.steps)
+        return Order(count, chosen, seed, attempts, steps or self.settings.steps, self._odds)
 
     def route(self, steps: int | None = None) -> Route:
         """The network calls of an image: `steps` of them from T to 0 if nothing were skipped; None as in the settings.

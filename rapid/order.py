@@ -9,6 +9,26 @@ from numpy.typing import NDArray
 
 from rapid.selection import Placed, Selection
 
+OTHERS = 8
+"""So many candidates of other orders count like an order's own."""
+
+
+class Odds:
+    """How often a candidate is taken, of all that a generator has made: two of four before there are any."""
+
+    def __init__(self) -> None:
+        self._taken, self._offered = 2.0, 4.0
+
+    @property
+    def of_taking(self) -> float:
+        """The share that is taken."""
+        return self._taken / self._offered
+
+    def add(self, taken: int, offered: int) -> None:
+        """Count some candidates."""
+        self._taken += taken
+        self._offered += offered
+
 
 class Order:
     """What is asked for, what is under way, and what is done.
@@ -24,10 +44,17 @@ class Order:
         seed: of the noise.
         attempts: candidates for an image, on average and at most; 1: no judge.
         steps: network calls from T to 0 if nothing were skipped; None as the generator's settings say.
+        odds: of the generator; only how many candidates are drawn at a time depends on them.
     """
 
     def __init__(
-        self, count: int, labels: NDArray[np.int64] | None, seed: int, attempts: int, steps: int | None = None
+        self,
+        count: int,
+        labels: NDArray[np.int64] | None,
+        seed: int,
+        attempts: int,
+        steps: int | None = None,
+        odds: Odds | None = None,
     ) -> None:
         self.count = count
         self.labels = labels
@@ -39,6 +66,7 @@ class Order:
         self._selection = Selection(labels) if self._judged and labels is not None else None
         self._wanted = None if labels is None else np.unique(labels)
         self._most = count * attempts if self._judged else count
+        self._odds = odds or Odds()
         self._drawn = self._offered = self._placed = 0
         self._early: dict[int, tuple[NDArray[np.uint8], NDArray[np.float32] | None]] = {}
 
@@ -52,8 +80,8 @@ class Order:
         """Candidates to draw now, so that those in flight will probably be enough."""
         if self._selection is None:
             return self._most - self._drawn
-        # of those so far, and of four more at the beginning, of which two would be taken
-        taken = (self._placed + 2) / (self._offered + 4)
+        # its own odds, which depend on the classes, but at the beginning those of all orders
+        taken = (self._placed + OTHERS * self._odds.of_taking) / (self._offered + OTHERS)
         return max(0, min(self._most - self._drawn, math.ceil(self.missing / taken) - self.in_flight))
 
     def draw(self, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
@@ -81,6 +109,7 @@ class Order:
             self._early[number] = (images[row], None if probabilities is None else probabilities[row])
         self.in_flight -= len(numbers)
         placed: list[Placed] = []
+        before = self._offered
         while self.missing > len(placed) and self._offered in self._early:
             image, chances = self._early.pop(self._offered)
             if self._selection is None or chances is None:
@@ -89,6 +118,7 @@ class Order:
                 placed += self._selection.offer(self._offered, image, chances)
             self._offered += 1
         self._placed += len(placed)
+        self._odds.add(len(placed), self._offered - before)
         if self._selection is not None and self.missing and self._offered == self._most:
             rest = self._selection.fill()
             self._placed += len(rest)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rapid.order import Order
+from rapid.order import Odds, Order
 
 CLASSES = 4
 
@@ -68,7 +68,7 @@ def test_without_classes(count: int, batch: int, turns: list[int]) -> None:
 
 
 def test_as_many_candidates_as_will_probably_do() -> None:
-    """Two for each image at first; then what the judge's opinions so far ask for."""
+    """Two for each image at first; then what the judge's opinions so far ask for, at first those of all orders."""
     order = Order(10, np.zeros(10, np.int64), 0, 8)
     assert order.wants == 20
     numbers, _ = order.draw(100)
@@ -76,5 +76,8 @@ def test_as_many_candidates_as_will_probably_do() -> None:
     assert order.wants == 0
     wrong = np.tile(np.array([0, 1], np.float32), (8, 1))
     order.offer(numbers[:8], np.zeros((8, 1, 1), np.uint8), wrong)
-    # none of 8 was taken: one in six, as (0 + 2) / (8 + 4)
-    assert order.wants == 60 - 12
+    # none of 8 was taken; of all orders 2 in 12: (0 + 8 / 6) / (8 + 8), one in twelve, but 80 are the most
+    assert order.wants == 80 - 20
+    odds = Odds()
+    odds.add(98, 100)
+    assert Order(100, np.zeros(100, np.int64), 0, 8, odds=odds).wants == 104
