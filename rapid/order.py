@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
 from rapid.selection import Placed, Selection
-
-OTHERS = 8
-"""So many candidates of other orders count like an order's own."""
 
 
 class Odds:
@@ -33,10 +28,11 @@ class Odds:
 class Order:
     """What is asked for, what is under way, and what is done.
 
-    Candidate n of a seed has a noise stream of its own. Without a judge it is the image of place n. With one,
-    candidates are drawn for the wanted classes in turn, and each goes where the judge would have it (see `Selection`),
-    until all places are filled or `attempts` times as many candidates were drawn. Candidates count in the order of
-    their numbers, whenever they are finished: what is asked for at the same time changes nothing.
+    Candidate n of a seed has its own noise stream. Without a judge it is the image of place n. With one, candidates
+    are drawn for the places in turn, again and again, and each goes to a place of the class that the judge sees in it
+    (see `Selection`), until all places are filled or `attempts` times as many candidates were drawn. One that was drawn
+    for a class of which no place is open any more does not count, whatever it is; so it need not be made. Candidates
+    count in the order of their numbers, whenever they are finished: what is asked for at the same time changes nothing.
 
     Args:
         count: number of images.
@@ -60,40 +56,44 @@ class Order:
         self.labels = labels
         self.seed = seed
         self.steps = steps
-        self.in_flight = 0
-        """Candidates that were drawn and not yet offered."""
-        self._judged = labels is not None and attempts > 1
-        self._selection = Selection(labels) if self._judged and labels is not None else None
-        self._wanted = None if labels is None else np.unique(labels)
-        self._most = count * attempts if self._judged else count
-        self._odds = odds or Odds()
-        self._drawn = self._offered = self._placed = 0
-        self._early: dict[int, tuple[NDArray[np.uint8], NDArray[np.float32] | None]] = {}
-
-    @property
-    def missing(self) -> int:
+        self.missing = count
         """Images that are not yet there."""
-        return self.count - self._placed
+        self._odds = odds or Odds()
+        judged = labels is not None and attempts > 1
+        self._selection = Selection(labels) if judged and labels is not None else None
+        self._most = count * attempts if judged else count
+        # without a judge there is one kind of candidate
+        kinds = labels if judged and labels is not None else np.zeros(count, np.int64)
+        self._kinds = {kind: _Kind(np.flatnonzero(kinds == kind)) for kind in np.unique(kinds).tolist()}
+        self._kind_of = kinds.tolist()
+        self._following = 0
+        self._early: dict[int, tuple[NDArray[np.uint8], NDArray[np.float32] | None]] = {}
 
     @property
     def wants(self) -> int:
         """Candidates to draw now, so that those in flight will probably be enough."""
-        if self._selection is None:
-            return self._most - self._drawn
-        # its own odds, which depend on the classes, but at the beginning those of all orders
-        taken = (self._placed + OTHERS * self._odds.of_taking) / (self._offered + OTHERS)
-        return max(0, min(self._most - self._drawn, math.ceil(self.missing / taken) - self.in_flight))
+        return sum(self._wanted(kind) for kind in self._kinds.values())
 
     def draw(self, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """Up to `most` new candidates: their numbers, int64 (n,), and the classes they are drawn for, or None."""
-        numbers = np.arange(self._drawn, self._drawn + min(most, self.wants))
-        self._drawn += len(numbers)
-        self.in_flight += len(numbers)
-        if self._wanted is None or self.labels is None:
-            return numbers, None
-        if self._selection is None:
-            return numbers, self.labels[numbers]
-        return numbers, self._wanted[numbers % len(self._wanted)]
+        drawn: list[int] = []
+        for kind in self._kinds.values():
+            wanted = self._wanted(kind)
+            drawn += [kind.number(kind.drawn + later, self.count) for later in range(wanted)]
+        # the first ones first: others may have to wait for them
+        drawn = sorted(drawn)[: max(0, most)]
+        for number in drawn:
+            self._kinds[self._kind_of[number % self.count]].draw()
+        numbers = np.array(drawn, np.int64)
+        return numbers, None if self.labels is None else self.labels[numbers % self.count]
+
+    def needs(self, number: int) -> bool:
+        """Whether a candidate that was drawn still counts."""
+        return self._kinds[self._kind_of[number % self.count]].open > 0
+
+    def abandon(self, number: int) -> None:
+        """A candidate that does not count is not made to the end."""
+        self._kinds[self._kind_of[number % self.count]].flying -= 1
 
     def offer(
         self, numbers: NDArray[np.int64], images: NDArray[np.uint8], probabilities: NDArray[np.float32] | None
@@ -106,21 +106,63 @@ class Order:
             probabilities: of each class, by the judge, float32 (n, classes); None without a judge.
         """
         for row, number in enumerate(numbers.tolist()):
-            self._early[number] = (images[row], None if probabilities is None else probabilities[row])
-        self.in_flight -= len(numbers)
+            self._kinds[self._kind_of[number % self.count]].flying -= 1
+            if number >= self._following:
+                self._early[number] = (images[row], None if probabilities is None else probabilities[row])
         placed: list[Placed] = []
-        before = self._offered
-        while self.missing > len(placed) and self._offered in self._early:
-            image, chances = self._early.pop(self._offered)
-            if self._selection is None or chances is None:
-                placed.append(Placed(self._offered, self._offered, image))
+        offered = 0
+        while self.missing > len(placed) and self._following < self._most:
+            number = self._following
+            if not self.needs(number):
+                self._early.pop(number, None)
+            elif number in self._early:
+                placed += self._place(number, *self._early.pop(number))
+                offered += 1
             else:
-                placed += self._selection.offer(self._offered, image, chances)
-            self._offered += 1
-        self._placed += len(placed)
-        self._odds.add(len(placed), self._offered - before)
-        if self._selection is not None and self.missing and self._offered == self._most:
-            rest = self._selection.fill()
-            self._placed += len(rest)
-            placed += rest
+                break
+            self._following += 1
+        self._odds.add(len(placed), offered)
+        if self._selection is not None and self.missing > len(placed) and self._following == self._most:
+            placed += self._selection.fill()
+        self.missing -= len(placed)
         return placed
+
+    def _wanted(self, kind: _Kind) -> int:
+        """Candidates of one kind to draw now: of two chances in three no more than one for an open place."""
+        odds = 1.0 if self._selection is None else self._odds.of_taking
+        return max(
+            0, min(self._most // self.count * len(kind.places) - kind.drawn, round(kind.open / odds) - kind.flying)
+        )
+
+    def _place(self, number: int, image: NDArray[np.uint8], chances: NDArray[np.float32] | None) -> list[Placed]:
+        if self._selection is None or chances is None:
+            placed = [Placed(number, number, image)]
+        else:
+            placed = self._selection.offer(number, image, chances)
+        for one in placed:
+            self._kinds[self._kind_of[one.place]].open -= 1
+        return placed
+
+
+class _Kind:
+    """The candidates that are drawn for one class.
+
+    Args:
+        places: those that want it, ascending.
+    """
+
+    def __init__(self, places: NDArray[np.int64]) -> None:
+        self.places = places
+        self.open = len(places)
+        self.drawn = 0
+        self.flying = 0
+
+    def number(self, which: int, count: int) -> int:
+        """The number of the candidate that is drawn as the `which`-th of this kind: for the places in turn."""
+        again, place = divmod(which, len(self.places))
+        return again * count + int(self.places[place])
+
+    def draw(self) -> None:
+        """Count one more."""
+        self.drawn += 1
+        self.flying += 1

@@ -128,10 +128,20 @@ class Line:
         begin, searched = time.perf_counter(), self._trajectories.retrieval_seconds
         rows = self._advance()
         made = self._decode()
-        for order, _ in made:
+        for order, placed in made:
             if not order.missing:
                 self.remove(order)
+            elif placed:
+                self._drop_what_does_not_count(order)
         return Step(rows, time.perf_counter() - begin, self._trajectories.retrieval_seconds - searched, made)
+
+    def _drop_what_does_not_count(self, order: Order) -> None:
+        """Candidates of classes that are full need not be made to the end."""
+        progress = self._orders[order]
+        rows = [row for row, number in progress.rows.items() if not order.needs(number)]
+        for row in rows:
+            order.abandon(progress.rows.pop(row))
+        self._trajectories.drop(np.array(rows, np.int64))
 
     def _advance(self) -> int:
         """Take some rows one network call further; returns how many."""

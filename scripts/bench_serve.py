@@ -1,0 +1,187 @@
+"""Throughput, latency and fairness of `rapid serve` against the bare Generator (see scripts/bench-serve)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import numpy as np
+import torch
+
+from rapid.bundle import Bundle
+from rapid.generate import Generator
+from rapid.runtime import choose_device, keep_freed_memory
+
+T = TypeVar("T")
+BATCHES = (32, 64, 128, 256, 512)
+IMAGES = 16
+"""Of a request, where the throughput is measured."""
+LARGE, SMALL = 2000, 4
+
+
+def bare_throughput(bundle: Bundle, seconds: float) -> tuple[int, float]:
+    """The best batch of the bare Generator, and its images a second with it."""
+    found = []
+    for batch in BATCHES:
+        settings = bundle.settings.generation.model_copy(update={"batch_size": batch})
+        generator = Generator(bundle, choose_device("auto"), settings)
+        generator.generate(batch, seed=0)
+        made, begin = 0, time.perf_counter()
+        while time.perf_counter() - begin < seconds / len(BATCHES):
+            generator.generate(4 * batch, seed=made)
+            made += 4 * batch
+        found.append((made / (time.perf_counter() - begin), batch))
+    rate, batch = max(found)
+    return batch, rate
+
+
+def bare_latency(bundle: Bundle, count: int, runs: int) -> float:
+    """Median seconds of `count` images."""
+    generator = Generator(bundle, choose_device("auto"))
+    generator.generate(count, seed=0)
+    found = []
+    for seed in range(runs):
+        begin = time.perf_counter()
+        generator.generate(count, seed=seed)
+        found.append(time.perf_counter() - begin)
+    return statistics.median(found)
+
+
+@contextmanager
+def server(model: Path) -> Iterator[str]:
+    """A server process; its address when it is ready."""
+    command = [sys.executable, "-m", "rapid", "serve", "--model", str(model), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"http://\S+", process.stdout.readline())
+            if found is None:
+                raise SystemExit(f"bench-serve: `{' '.join(command)}` did not start")
+            while httpx.get(f"{found.group()}/readyz").status_code != 200:
+                time.sleep(0.1)
+            yield found.group()
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+async def ask(client: httpx.AsyncClient, count: int, seed: int | None = None) -> float:
+    """Seconds of a request."""
+    begin = time.perf_counter()
+    answer = await client.post("/generate", json={"count": count, "seed": seed})
+    answer.raise_for_status()
+    return time.perf_counter() - begin
+
+
+async def throughput(client: httpx.AsyncClient, clients: int, count: int, seconds: float) -> float:
+    """Images a second in requests for `count`, when each of many clients asks again as soon as it has its answer."""
+    done = 0
+    begin = time.perf_counter()
+
+    async def one() -> None:
+        nonlocal done
+        while time.perf_counter() - begin < seconds:
+            await ask(client, count)
+            done += count
+
+    await asyncio.gather(*(one() for _ in range(clients)))
+    return done / (time.perf_counter() - begin)
+
+
+async def one_after_the_other(client: httpx.AsyncClient, count: int, runs: int) -> float:
+    """Median seconds of a request, on an idle server."""
+    return statistics.median([await ask(client, count, seed) for seed in range(runs)])
+
+
+async def under_load(client: httpx.AsyncClient, rate: float, seconds: float) -> list[float]:
+    """Seconds of each request for one image, which come by chance (Poisson), `rate` a second on average."""
+    moments = random.Random(0)
+    begin, asked, following = time.perf_counter(), [], 0.0
+    while following < seconds:
+        await asyncio.sleep(max(0, begin + following - time.perf_counter()))
+        asked.append(asyncio.create_task(ask(client, 1)))
+        following += moments.expovariate(rate)
+    return list(await asyncio.gather(*asked))
+
+
+async def beside(client: httpx.AsyncClient) -> tuple[float, float]:
+    """Seconds of a small request beside a large one, the median of several; and of the large one."""
+    large = asyncio.create_task(ask(client, LARGE))
+    found = []
+    await asyncio.sleep(0.5)
+    while not large.done() and len(found) < 15:
+        found.append(await ask(client, SMALL))
+        await asyncio.sleep(0.2)
+    return statistics.median(found), await large
+
+
+def report(rows: list[tuple[str, str, str]]) -> None:
+    """Print a table."""
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        print("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
+
+
+def main() -> None:
+    """Run all measurements and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--seconds", type=float, default=30, help="of each measurement under load")
+    parser.add_argument("--clients", type=int, default=32)
+    options = parser.parse_args()
+    keep_freed_memory()
+    bundle = Bundle.open(options.model, "--model")
+    print(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {options.model}", flush=True)
+    with server(options.model) as url:
+        limits = httpx.Limits(max_connections=None)
+
+        def run(measure: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
+            async def inside() -> T:
+                async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+                    return await measure(client)
+
+            return asyncio.run(inside())
+
+        batch, bare = bare_throughput(bundle, options.seconds)
+        served = run(lambda client: throughput(client, options.clients, IMAGES, options.seconds))
+        bare_one, bare_small = bare_latency(bundle, 1, 20), bare_latency(bundle, SMALL, 10)
+        one = run(lambda client: one_after_the_other(client, 1, 20))
+        small = run(lambda client: one_after_the_other(client, SMALL, 10))
+        bare_one = min(bare_one, bare_latency(bundle, 1, 20))
+        rate = 0.8 * run(lambda client: throughput(client, options.clients, 1, options.seconds / 2))
+        loaded = run(lambda client: under_load(client, rate, options.seconds))
+        crowded, large = run(beside)
+    report(
+        [
+            ("measurement", "served", "against"),
+            ("images a second, many clients", f"{served:.1f}", f"{bare:.1f} bare, batch {batch}: {served / bare:.2f}"),
+            ("one image, idle", f"{1e3 * one:.0f} ms", f"{1e3 * bare_one:.0f} ms bare: {one / bare_one:.2f}x"),
+            (
+                f"one image, at 80 % load ({rate:.1f}/s)",
+                f"p50 {1e3 * float(np.quantile(loaded, 0.5)):.0f} ms",
+                f"p99 {1e3 * float(np.quantile(loaded, 0.99)):.0f} ms, {len(loaded)} requests",
+            ),
+            (f"{SMALL} images, idle", f"{1e3 * small:.0f} ms", f"{1e3 * bare_small:.0f} ms bare"),
+            (
+                f"{SMALL} images beside {LARGE}",
+                f"{1e3 * crowded:.0f} ms",
+                f"{crowded / small:.2f}x idle; the large one took {large:.1f} s",
+            ),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
