@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,8 +19,12 @@ if TYPE_CHECKING:
     from rapid.generate import Generator
     from rapid.order import Order
 
-LONGEST_STEP = 0.05
+_LOG = logging.getLogger(__name__)
+
+LONGEST_STEP = 0.1
 """Seconds: whoever comes waits for the step that runs."""
+MEASUREMENTS = 5
+"""Of a step of each size: the shortest is what it costs, if something else runs on the machine."""
 MOST_ROWS = 1024
 
 
@@ -96,7 +101,7 @@ class Line:
         for size in [2**power for power in range(most.bit_length())]:
             rows = self._trajectories.begin(0, np.arange(size), None if labels is None else labels[:size])
             found = []
-            for _ in range(min(3, int(self._trajectories.left(rows)[0]))):
+            for _ in range(min(MEASUREMENTS, int(self._trajectories.left(rows)[0]))):
                 begin = time.perf_counter()
                 arrived = self._trajectories.advance(rows)
                 # on a GPU the time is known when the result is there
@@ -111,6 +116,8 @@ class Line:
         self._costs = Costs(sizes, seconds)
         if not self._fixed:
             self.batch = self._costs.best_batch(LONGEST_STEP)
+        milliseconds = ", ".join(f"{size}: {1e3 * one:.0f}" for size, one in zip(sizes, seconds, strict=True))
+        _LOG.info("batch %d; milliseconds of a step by its rows: %s", self.batch, milliseconds)
 
     def add(self, order: Order) -> None:
         """Take an order, if it is not yet there."""
