@@ -76,12 +76,12 @@ class Order:
 
     def draw(self, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """Up to `most` new candidates: their numbers, int64 (n,), and the classes they are drawn for, or None."""
-        drawn: list[int] = []
+        most, drawn = max(0, most), []
         for kind in self._kinds.values():
-            wanted = self._wanted(kind)
+            wanted = min(most, self._wanted(kind))
             drawn += [kind.number(kind.drawn + later, self.count) for later in range(wanted)]
         # the first ones first: others may have to wait for them
-        drawn = sorted(drawn)[: max(0, most)]
+        drawn = sorted(drawn)[:most]
         for number in drawn:
             self._kinds[self._kind_of[number % self.count]].draw()
         numbers = np.array(drawn, np.int64)
