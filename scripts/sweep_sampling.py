@@ -52,11 +52,10 @@ def plot(points: list[dict[str, Any]]) -> str:
         return float(MARGIN + (WIDTH - 2 * MARGIN) * math.log(count / calls[0]) / span)
 
     def y(accuracy: float) -> float:
-        return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (accuracy - lowest) / (highest - lowest or 1)
+        return float(HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (accuracy - lowest) / (highest - lowest or 1))
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">'
-    ]
+    box = f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13"'
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {box}>']
     parts.append(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>')
     for mark in range(5):
         level = lowest + mark * (highest - lowest) / 4
