@@ -38,7 +38,8 @@ class Order:
         count: number of images.
         labels: class of each, int64 (count,); None for a model without classes.
         seed: of the noise.
-        attempts: candidates for an image, on average and at most; 1: no judge.
+        attempts: candidates for an image, on average and at most, unless there are too few left to fill all places;
+            1: no judge.
         steps: network calls from T to 0 if nothing were skipped; None as the generator's settings say.
         odds: of the generator; only how many candidates are drawn at a time depends on them.
     """
@@ -123,7 +124,11 @@ class Order:
             self._following += 1
         self._odds.add(len(placed), offered)
         if self._selection is not None and self.missing > len(placed) and self._following == self._most:
-            placed += self._selection.fill()
+            if self._selection.can_fill:
+                placed += self._selection.fill()
+            else:
+                # candidates of open classes went to places of others, whose own were then not made: one more round
+                self._most += self.count
         self.missing -= len(placed)
         return placed
 

@@ -53,6 +53,11 @@ class Selection:
         self.missing -= 1
         return [Placed(places.popleft(), candidate, image)]
 
+    @property
+    def can_fill(self) -> bool:
+        """Whether enough is left for the places that are still open."""
+        return self.missing <= len(self._spare)
+
     def fill(self) -> list[Placed]:
         """Fill the places that are still open with what is left.
 

@@ -98,8 +98,10 @@ class Trajectories:
         x = self._x[places]
         kept = torch.tensor([call.kept for call in calls], device=places.device)
         self._seen[places, kept] = self._noise(x, calls, self._labels[rows])
-        weights = self._weights[torch.from_numpy(steps).to(places.device)]
-        x = torch.bmm(weights[:, None], self._seen[places].flatten(2)).view_as(x)
+        # behind it all weights are 0: a route of many steps must not make those of few slower
+        width = max((call.kept for call in calls), default=0) + 1
+        weights = self._weights[torch.from_numpy(steps).to(places.device), :width]
+        x = torch.bmm(weights[:, None], self._seen[places, :width].flatten(2)).view_as(x)
         self._x[places] = x
         self._step[rows] += 1
         at_k = np.array([call.ends == "early" for call in calls])

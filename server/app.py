@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,9 +19,10 @@ from rapid.pictures import encode_png
 from server import responses, schemas
 from server.auth import RequireToken, Tokens
 from server.catalogue import Catalogue
+from server.connections import RefuseCrowd
 from server.engine import Engine
 from server.failures import AnswerFailures, answer_errors, problems
-from server.generation import generation_router
+from server.generation import EndJobs, generation_router
 from server.headers import AddSecurityHeaders
 from server.limits import LimitBody
 from server.logs import LogRequests
@@ -76,6 +78,7 @@ def create_app(generators: Mapping[str, Generator], settings: ServerSettings) ->
 
 def _add_middleware(app: FastAPI, settings: ServerSettings, metrics: Metrics) -> None:
     """What every request passes through; the last that is added is the first that it meets."""
+    app.add_middleware(EndJobs)
     app.add_middleware(AnswerFailures)
     app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes, seconds=BODY_SECONDS)
     app.add_middleware(RequireToken, tokens=Tokens(settings.tokens))
@@ -87,6 +90,7 @@ def _add_middleware(app: FastAPI, settings: ServerSettings, metrics: Metrics) ->
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
             expose_headers=["X-Rapid-Seed", "X-Rapid-Model", "X-Rapid-Epsilon", "X-Rapid-Delta", "Retry-After"],
         )
+    app.add_middleware(RefuseCrowd)
     app.add_middleware(AddSecurityHeaders)
     app.add_middleware(CountRequests, metrics=metrics)
     app.add_middleware(LogRequests)
@@ -151,4 +155,14 @@ def _add_pages(app: FastAPI) -> None:
     async def docs() -> Response:
         return FileResponse(STATIC / "docs.html")
 
-    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    app.mount("/static", _Files(directory=STATIC), name="static")
+
+
+class _Files(StaticFiles):
+    """Files; a name that no file can have is one that is not there."""
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        try:
+            return super().lookup_path(path)
+        except (ValueError, OSError):
+            return "", None

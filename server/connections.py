@@ -1,36 +1,178 @@
-"""Connections: whoever opens one must also ask something."""
+"""Connections: whoever opens one must also ask something, and take the answer."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+import h11
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from server.refusals import LINGER_SECONDS, refuse
 
 HEADER_SECONDS = 20.0
+STALLED_SECONDS = 60.0
+PROBE_SECONDS = 0.5
+RETRY_SECONDS = 5
+_CROWDED = "crowded"
 
 
-class ImpatientProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
-    """uvicorn's HTTP, but a connection on which no request is complete for `HEADER_SECONDS` is closed.
+def uvicorn_config(app: ASGIApp, max_connections: int, grace_seconds: float) -> uvicorn.Config:
+    """How uvicorn serves `app`."""
+    return uvicorn.Config(
+        app,
+        http=ImpatientProtocol,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        # what a client says of its own address would get it round its limit
+        proxy_headers=False,
+        ws="none",
+        lifespan="on",
+        limit_concurrency=max_connections,
+        # a little more, for the answers to those that were refused
+        timeout_graceful_shutdown=math.ceil(grace_seconds) + 2,
+    )
 
-    uvicorn itself waits for ever for the end of a request's head. A request that is being answered is never cut off.
+
+class ImpatientProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1, always by h11, whose bounds on a request's head are known, and more careful with connections.
+
+    - One on which no request is complete for `header_seconds` is closed; uvicorn itself waits for ever.
+    - One whose client takes nothing of its answer for `stalled_seconds` is cut off.
+    - A client may close its own half of the connection once it has asked, and gets its answer. It may as well have gone
+      altogether, which looks the same: it is sent `100 Continue`, and if it has gone the connection breaks.
+    - One too many is answered by 503 (see `RefuseCrowd`), and what is not HTTP by 400, both as JSON.
     """
 
-    def connection_made(self, transport: Any) -> None:
-        """Start the clock."""
-        super().connection_made(transport)
+    header_seconds = HEADER_SECONDS
+    stalled_seconds = STALLED_SECONDS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._most, self.limit_concurrency = self.limit_concurrency, None
+        self._clock: asyncio.TimerHandle | None = None
+        self._prober: asyncio.TimerHandle | None = None
         self._seen: Any = None
-        self._clock = asyncio.get_running_loop().call_later(HEADER_SECONDS, self._look)
+        self._sent = 0
+        self._ended = self._refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock."""
+        self._counting = _Counting(transport)
+        super().connection_made(self._counting)  # type: ignore[arg-type]
+        if self._most is not None and len(self.connections) > self._most:
+            self.app_state = self.app_state | {_CROWDED: True}
+        self._moved = self.loop.time()
+        self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop it."""
-        self._clock.cancel()
+        for timer in (self._clock, self._prober):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
-    def _look(self) -> None:
-        idle = self.cycle is None or self.cycle.response_complete
-        if idle and self.cycle is self._seen:
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request; what comes after a refusal is dropped."""
+        if not self._refused:
+            super().data_received(data)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. True: the connection stays open for the answer."""
+        asked = self.cycle is not None and not self.cycle.response_complete
+        if self._refused or not asked or self.conn.their_state is h11.SEND_BODY or self.scope["http_version"] == "1.0":
+            # before 1.1 there is no `100 Continue` to ask with
+            return False
+        if not self._ended:
+            self._ended = True
+            self._probe()
+        return True
+
+    def on_response_complete(self) -> None:
+        """Close the connection of a client that sends no more, when all is answered."""
+        super().on_response_complete()
+        if self._ended and self.cycle.response_complete:
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP, if there is still an answer to give."""
+        self._refused = True
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE) or self.transport.is_closing():
             self.transport.close()
             return
-        self._seen = self.cycle
-        self._clock = asyncio.get_running_loop().call_later(HEADER_SECONDS, self._look)
+        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        content = json.dumps({"detail": "this is not an HTTP request, or its head is too long"}).encode()
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=content),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        if self.cycle is not None and not self.cycle.response_complete:
+            # whoever was reading the body is told that there is no more, and nobody writes behind this answer
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        # closed with unread bytes, the connection would be reset, and the answer lost
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def _look(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        sent, now = self._counting.written - unsent, self.loop.time()
+        if not unsent or sent != self._sent:
+            self._sent, self._moved = sent, now
+        elif now - self._moved >= self.stalled_seconds:
+            self.transport.abort()
+            return
+        if self._clock is not None:
+            idle = self.cycle is None or self.cycle.response_complete
+            if idle and self.cycle is self._seen:
+                # when what is unsent has left
+                self.transport.close()
+            self._seen = self.cycle
+        self._clock = self.loop.call_later(self.header_seconds, self._look)
+
+    def _probe(self) -> None:
+        """To a client that has gone altogether the second write fails."""
+        if self.transport.is_closing():
+            return
+        if not self.cycle.response_started:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._prober = self.loop.call_later(PROBE_SECONDS, self._probe)
+
+
+class _Counting:
+    """A transport that knows how many bytes it was given."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.written = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send `data` when there is room."""
+        self.written += len(data)
+        self._transport.write(data)
+
+
+class RefuseCrowd:
+    """ASGI middleware: a request on one connection too many is answered by 503, and the connection closed."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it."""
+        if not scope.get("state", {}).get(_CROWDED):
+            await self._app(scope, receive, send)
+            return
+        headers = {"Retry-After": str(RETRY_SECONDS), "Connection": "close"}
+        await refuse(scope, receive, send, 503, "too many connections are open", headers)

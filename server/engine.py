@@ -6,10 +6,13 @@ import asyncio
 import logging
 import math
 import threading
+import time
+import weakref
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rapid.errors import RapidError
 from server.line import Line, Made, Step
@@ -63,6 +66,7 @@ class Job:
         order: what was asked for.
         model: name of the model.
         client: whose it is.
+        taken: images that are sent: they need no memory any more.
     """
 
     order: Order
@@ -72,6 +76,12 @@ class Job:
     _loop: asyncio.AbstractEventLoop
     _found: asyncio.Queue[list[Made] | Exception] = field(default_factory=asyncio.Queue)
     cancelled: bool = False
+    taken: int = 0
+
+    @property
+    def held(self) -> int:
+        """Images that wait, are being made, or are made and not yet sent."""
+        return 0 if self.cancelled else self.order.count - self.taken
 
     async def __aiter__(self) -> AsyncIterator[list[Made]]:
         """Images in the order in which they are done; raises what ended the job before its time."""
@@ -84,7 +94,7 @@ class Job:
             yield found
 
     def cancel(self) -> None:
-        """Nobody waits any more: its rows are free before the next step. May be called again, and when all is done."""
+        """Nobody waits any more: its rows are free before the next step. To be called when all is sent, too."""
         self.cancelled = True
         self._engine.wake()
 
@@ -96,13 +106,29 @@ class Job:
             self.cancelled = True
 
 
+class _Asked(NamedTuple):
+    """A picture that somebody waits for."""
+
+    model: str
+    entry: int
+    future: Future[NDArray[np.uint8]]
+
+
+class _Work(NamedTuple):
+    """What the thread does next."""
+
+    model: str | None
+    """Takes a step."""
+    asked: _Asked | None
+
+
 class Engine:
     """Runs models in a thread of its own; several share the time evenly while they have orders.
 
     Args:
         generators: models by name.
         batch: most rows of a step; None: measured.
-        max_queued: images that wait or are being made, of all clients.
+        max_queued: images of all clients that wait, are being made, or are made and not yet sent.
         max_client: the same, of one client.
         watcher: is told of each step.
     """
@@ -119,8 +145,11 @@ class Engine:
         self._lines = {name: Line(generator, batch) for name, generator in generators.items()}
         self._jobs: dict[str, list[Job]] = {name: [] for name in generators}
         self._spent = dict.fromkeys(generators, 0.0)
-        self._rate = 0.0
-        self._asked: list[tuple[str, int, Future[NDArray[np.uint8]]]] = []
+        # of the last hundred steps or so
+        self._images = self._seconds = 0.0
+        self._asked: deque[_Asked] = deque()
+        # of those whose answers are not yet sent; whatever becomes of an answer, a job that nobody knows does not count
+        self._open: weakref.WeakSet[Job] = weakref.WeakSet()
         self._max_queued, self._max_client = max_queued, max_client
         self._watcher = watcher
         self._changed = threading.Condition()
@@ -164,9 +193,10 @@ class Engine:
         with self._changed:
             if self._draining or self._stopping:
                 raise EngineStoppedError
-            waiting = [job for jobs in self._jobs.values() for job in jobs if not job.cancelled]
-            own = sum(job.order.missing for job in waiting if job.client == client)
-            total = sum(job.order.missing for job in waiting)
+            # with those that are made and not yet sent: who reads slowly must not fill the memory
+            held = [(job.client, job.held) for job in self._open]
+            own = sum(images for whose, images in held if whose == client)
+            total = sum(images for _, images in held)
             if own + count > self._max_client:
                 words = f"{own} of your images are waiting, and at most {self._max_client} may: ask for fewer, or later"
                 raise ClientFullError(words, self._seconds_until(own + count - self._max_client))
@@ -174,6 +204,7 @@ class Engine:
                 words = f"{total} images are waiting, and at most {self._max_queued} may: ask for fewer, or later"
                 raise EngineFullError(words, self._seconds_until(total + count - self._max_queued))
             self._jobs[model].append(job)
+            self._open.add(job)
             self._changed.notify()
         return job
 
@@ -188,7 +219,7 @@ class Engine:
         with self._changed:
             if self._stopping:
                 raise EngineStoppedError
-            self._asked.append((model, entry, future))
+            self._asked.append(_Asked(model, entry, future))
             self._changed.notify()
         return await asyncio.wrap_future(future)
 
@@ -201,7 +232,7 @@ class Engine:
         """Take no more requests; those that are there go on."""
         with self._changed:
             self._draining = True
-        self.ready.clear()
+            self.ready.clear()
 
     def stop(self) -> None:
         """Take no more requests, and let those that are there fail with EngineStoppedError; returns at once."""
@@ -217,17 +248,21 @@ class Engine:
 
     def _seconds_until(self, images: int) -> int:
         """When so many images will have been made, whole seconds in 1..3600."""
-        return math.ceil(min(3600, max(1, images / self._rate if self._rate else 10)))
+        return math.ceil(min(3600, max(1, images * self._seconds / self._images if self._images else 10)))
 
     def _run(self) -> None:
         try:
             for line in self._lines.values():
                 if not self._stopping:
                     line.measure()
-            if not self._draining:
-                self.ready.set()
-            while (name := self._next()) is not None:
-                self._step(name)
+            with self._changed:
+                if not self._draining:
+                    self.ready.set()
+            while (work := self._next()) is not None:
+                if work.asked is not None:
+                    self._answer(work.asked)
+                if work.model is not None:
+                    self._step(work.model)
         except Exception:
             # such as a network that cannot make even the first image
             _LOG.exception("the engine failed")
@@ -235,16 +270,21 @@ class Engine:
         finally:
             self._refuse()
 
-    def _next(self) -> str | None:
-        """Wait for work, take in what came and leave out what was cancelled; the model whose turn it is."""
+    def _next(self) -> _Work | None:
+        """Wait for work, take in what came and leave out what was cancelled; None: stop.
+
+        One picture between two steps: many do not hold up those who wait for images.
+        """
         with self._changed:
             while True:
-                self._answer()
                 for name, jobs in self._jobs.items():
                     self._tidy(name, jobs)
                 active = [name for name, jobs in self._jobs.items() if jobs]
                 if self._stopping:
                     return None
+                asked = self._asked.popleft() if self._asked else None
+                if not active and asked is not None:
+                    return _Work(None, asked)
                 if active:
                     break
                 self._changed.wait()
@@ -252,48 +292,53 @@ class Engine:
                 if name not in active:
                     # who rests saves up nothing
                     self._spent[name] = max(self._spent[name], min(self._spent[other] for other in active))
-            return min(active, key=self._spent.__getitem__)
+            return _Work(min(active, key=self._spent.__getitem__), asked)
 
-    def _answer(self) -> None:
-        """Make the pictures that were asked for."""
-        for model, entry, future in self._asked:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(self._lines[model].generator.entry_image(entry))
-                except Exception as error:
-                    future.set_exception(error)
-        self._asked.clear()
+    def _answer(self, asked: _Asked) -> None:
+        """Make a picture that was asked for; without the lock, for which the event loop would wait."""
+        if asked.future.set_running_or_notify_cancel():
+            try:
+                asked.future.set_result(self._lines[asked.model].generator.entry_image(asked.entry))
+            except Exception as error:
+                asked.future.set_exception(error)
 
     def _tidy(self, name: str, jobs: list[Job]) -> None:
-        line = self._lines[name]
+        line, kept = self._lines[name], []
         for job in jobs:
+            # looked at once: it may be cancelled at any moment, and must not stay in the line without its job
             if job.cancelled:
                 line.remove(job.order)
             elif job.order.missing:
                 line.add(job.order)
-        jobs[:] = [job for job in jobs if not job.cancelled and job.order.missing]
+                kept.append(job)
+        jobs[:] = kept
 
     def _step(self, name: str) -> None:
-        line = self._lines[name]
+        line, begin = self._lines[name], time.perf_counter()
         try:
             step = line.step()
         except Exception:
             _LOG.exception("a step of %s failed", name)
+            # or it would always be its turn
+            self._spent[name] += time.perf_counter() - begin
+            lost = line.orders
             line.clear()
             with self._changed:
-                failed = self._jobs[name].copy()
-                self._jobs[name].clear()
+                jobs = self._jobs[name]
+                # those that came meanwhile had no part in it
+                failed = [job for job in jobs if job.order in lost]
+                jobs[:] = [job for job in jobs if job.order not in lost]
             for job in failed:
                 job.tell(EngineFailedError())
             return
         self._spent[name] += step.seconds
         images = sum(len(made) for _, made in step.made)
-        # over the last hundred steps or so
-        self._rate += 0.02 * (images / step.seconds - self._rate)
-        jobs = {job.order: job for job in self._jobs[name]}
+        self._images = 0.98 * self._images + images
+        self._seconds = 0.98 * self._seconds + step.seconds
+        told = {job.order: job for job in self._jobs[name]}
         for order, made in step.made:
             if made:
-                jobs[order].tell(made)
+                told[order].tell(made)
         if self._watcher is not None:
             self._watcher.stepped(name, line.batch, step)
 
@@ -304,9 +349,10 @@ class Engine:
             left = [job for jobs in self._jobs.values() for job in jobs]
             for jobs in self._jobs.values():
                 jobs.clear()
-            for _, _, future in self._asked:
-                if future.set_running_or_notify_cancel():
-                    future.set_exception(EngineStoppedError())
+            asked = list(self._asked)
             self._asked.clear()
+        for _, _, future in asked:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(EngineStoppedError())
         for job in left:
             job.tell(EngineStoppedError())

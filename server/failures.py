@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rapid.errors import InputError
+from rapid.errors import InputError, RapidError
 from server.engine import ClientFullError, EngineFailedError, EngineFullError, EngineStoppedError
 from server.schemas import Problem
 
@@ -60,7 +60,8 @@ class AnswerFailures:
     """ASGI middleware: an exception becomes a plain 500, and the connection stays usable.
 
     (A handler of Exception in Starlette raises again after its answer, and uvicorn then drops the connection.) A client
-    that went away before its answer had begun gets none.
+    that went away before its answer had begun gets none. An answer that fails in the middle ends there; it is not
+    complete, and uvicorn closes the connection.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -82,9 +83,14 @@ class AnswerFailures:
             await self._app(scope, receive, noting)
         except ClientDisconnect:
             _LOG.info("%s: the client went away", scope["path"])
-        except Exception:
+        except Exception as error:
+            if started and isinstance(error.__cause__ or error, RapidError):
+                # Starlette wraps those for which there would have been an answer; the engine has told the rest
+                _LOG.info("%s: the answer was broken off", scope["path"])
+                return
             if started:
-                raise
+                _LOG.exception("%s %r failed in the middle of its answer", scope["method"], scope["path"])
+                return
             _LOG.exception("%s %r failed", scope["method"], scope["path"])
             await JSONResponse({"detail": FAILED}, status_code=500)(scope, receive, send)
 

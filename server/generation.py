@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rapid.errors import InputError
 from server import negotiate, responses, schemas
@@ -29,6 +30,7 @@ STREAMED: dict[str, Callable[[Model, Job], AsyncIterator[bytes]]] = {
     responses.EVENTS: responses.as_events,
 }
 ANY_CLASS = ("", "any")
+_JOB = "job"
 REFUSALS = {
     401: "No token, or an unknown one",
     408: "The body did not arrive in time",
@@ -73,7 +75,7 @@ def _add_generate(router: APIRouter, catalogue: Catalogue, engine: Engine, limit
         model = catalogue.find(asked.model)
         labels = None if asked.labels is None else model.resolve(asked.labels)
         job = engine.submit(model.name, asked.count, labels, asked.seed, asked.steps, client=_client(request))
-        request.scope.setdefault("state", {})["images"] = asked.count
+        _note(request, job)
         if media_type in COLLECTED:
             made = await _collect(request, job)
             return await asyncio.to_thread(COLLECTED[media_type], model, job, made)
@@ -81,7 +83,7 @@ def _add_generate(router: APIRouter, catalogue: Catalogue, engine: Engine, limit
         head = responses.headers(model, job) | {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         if media_type == responses.ZIP:
             head["Content-Disposition"] = f'attachment; filename="{responses.zip_name(model, job)}"'
-        return StreamingResponse(_until_gone(job, STREAMED[media_type](model, job)), 200, head, media_type)
+        return StreamingResponse(_in_turn(STREAMED[media_type](model, job)), 200, head, media_type)
 
 
 def _add_images(router: APIRouter, catalogue: Catalogue, engine: Engine, limits: schemas.Limits) -> None:
@@ -108,7 +110,7 @@ def _add_images(router: APIRouter, catalogue: Catalogue, engine: Engine, limits:
             except InputError as error:
                 raise InputError(str(error).replace("--labels", "prompt", 1)) from None
         job = engine.submit(model.name, count, labels, asked.seed, client=_client(request))
-        request.scope.setdefault("state", {})["images"] = count
+        _note(request, job)
         made = await _collect(request, job)
         return await asyncio.to_thread(_images_answer, model, job, made)
 
@@ -129,6 +131,38 @@ def _images_answer(model: Model, job: Job, made: list[Made]) -> Response:
     return Response(content.model_dump_json(), media_type=responses.JSON, headers=responses.headers(model, job))
 
 
+class EndJobs:
+    """ASGI middleware: with its answer, whatever became of that, a job is at its end.
+
+    Not before the answer has left: its images count as long as they are in memory.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; end its job, if it has one."""
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.body" and message.get("body") and not message.get("more_body", False):
+                # whoever sends waits until what was sent before has left
+                await send({**message, "more_body": True})
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending if scope["type"] == "http" else send)
+        finally:
+            job: Job | None = scope.get("state", {}).pop(_JOB, None)
+            if job is not None:
+                job.cancel()
+
+
+def _note(request: Request, job: Job) -> None:
+    state = request.scope.setdefault("state", {})
+    state["images"], state[_JOB] = job.order.count, job
+
+
 async def _collect(request: Request, job: Job) -> list[Made]:
     """All images in the order of their places; nothing is made any more once the client has gone."""
 
@@ -142,7 +176,6 @@ async def _collect(request: Request, job: Job) -> list[Made]:
             raise ClientDisconnect
         return made.result()
     finally:
-        job.cancel()
         made.cancel()
         gone.cancel()
 
@@ -152,14 +185,12 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def _until_gone(job: Job, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Pass a stream on; the job ends with it, as a client that goes away ends it."""
-    try:
-        async with aclosing(stream) as parts:  # type: ignore[type-var]
-            async for part in parts:
-                yield part
-    finally:
-        job.cancel()
+async def _in_turn(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Pass a stream on; between two images, many of which may be waiting, others have their turn."""
+    async with aclosing(stream) as parts:  # type: ignore[type-var]
+        async for part in parts:
+            yield part
+            await asyncio.sleep(0)
 
 
 async def _read(request: Request, kind: type[schemas.Request], limits: schemas.Limits) -> schemas.Request:

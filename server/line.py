@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rapid.trajectories import Trajectories
-from server.schedule import Costs, Load, share
+from server.schedule import Costs, Load, Turns, share
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,7 +57,9 @@ class _Arrived(NamedTuple):
 class _Progress:
     """What is under way for an order."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: int) -> None:
+        self.served = step
+        """The step in which rows of it last had a part."""
         self.rows: dict[int, int] = {}
         """Number of the candidate in each row, the oldest first."""
         self.arrived: deque[_Arrived] = deque()
@@ -87,10 +89,17 @@ class Line:
         """Whether there are orders."""
         return bool(self._orders)
 
+    @property
+    def orders(self) -> set[Order]:
+        """Those that are there."""
+        return set(self._orders)
+
     def clear(self) -> None:
         """Forget all orders and rows."""
         self._trajectories = Trajectories(self.generator)
         self._orders: dict[Order, _Progress] = {}
+        self._turns = Turns()
+        self._steps = 0
 
     def measure(self) -> None:
         """Make an image, and find out what steps cost; the line has no orders yet."""
@@ -122,7 +131,7 @@ class Line:
     def add(self, order: Order) -> None:
         """Take an order, if it is not yet there."""
         if order not in self._orders:
-            self._orders[order] = _Progress()
+            self._orders[order] = _Progress(self._steps)
 
     def remove(self, order: Order) -> None:
         """Forget an order, if it is still there; its rows are free at once."""
@@ -155,9 +164,16 @@ class Line:
         orders = list(self._orders.items())
         # no more arrive than the decoder takes, so what is begun is ended
         full = sum(len(progress.arrived) for _, progress in orders) >= 2 * self.batch
-        loads = [Load(order.missing, 0 if full else len(progress.rows) + order.wants) for order, progress in orders]
+        loads = [
+            Load(order.missing, 0 if full else len(progress.rows) + order.wants, progress.served)
+            for order, progress in orders
+        ]
+        self._steps += 1
+        granted_all = self._turns.correct(loads, share(loads, self.batch, self._costs), self.batch, self._costs)
         chosen: list[NDArray[np.int64]] = []
-        for (order, progress), granted in zip(orders, share(loads, self.batch, self._costs), strict=True):
+        for (order, progress), granted in zip(orders, granted_all, strict=True):
+            if granted:
+                progress.served = self._steps
             if granted > len(progress.rows):
                 numbers, labels = order.draw(granted - len(progress.rows))
                 rows = self._trajectories.begin(order.seed, numbers, labels, order.steps)

@@ -126,6 +126,7 @@ async def _told(model: Model, job: Job) -> AsyncIterator[tuple[str, dict[str, An
                 done += 1
                 image = {"type": "image", "index": one.place, "label": names[one.place], "entry": _entry(one)}
                 yield "image", image | {"done": done, "count": job.order.count, "image": base64_png(model, one.image)}
+                job.taken = done
     except RapidError as error:
         # the status was sent long ago
         detail = STOPPING if isinstance(error, EngineStoppedError) else FAILED
@@ -147,6 +148,7 @@ async def _in_order(job: Job) -> AsyncIterator[Made]:
         for one in _take(early, following):
             following += 1
             yield one
+            job.taken = following
 
 
 def _take(early: dict[int, Made], following: int) -> Iterator[Made]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import math
 import signal
 import socket
 import threading
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from server.settings import ServerSettings
 
 _LOG = logging.getLogger(__name__)
+_OTHER_FILES = 256
 
 
 def serve(settings: ServerSettings) -> None:
@@ -37,7 +37,7 @@ def serve(settings: ServerSettings) -> None:
         import uvicorn
 
         from server.app import create_app
-        from server.connections import ImpatientProtocol
+        from server.connections import uvicorn_config
     except ModuleNotFoundError as error:
         raise InputError(f"serve: {error.name} is not installed; pip install 'rapid[serve]'") from None
 
@@ -76,23 +76,9 @@ def serve(settings: ServerSettings) -> None:
                     for sig, handler in handlers.items():
                         signal.signal(sig, handler)
 
-        config = uvicorn.Config(
-            app,
-            http=ImpatientProtocol,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            # what a client says of its own address would get it round its limit
-            proxy_headers=False,
-            ws="none",
-            lifespan="on",
-            limit_concurrency=settings.max_connections,
-            # a little more, for the answers to those that were refused
-            timeout_graceful_shutdown=math.ceil(settings.grace_seconds) + 2,
-        )
+        allow_files(settings.max_connections + _OTHER_FILES)
         try:
-            Server(config).run(sockets=[listener])
+            Server(uvicorn_config(app, settings.max_connections, settings.grace_seconds)).run(sockets=[listener])
         finally:
             engine.close()
 
@@ -116,6 +102,20 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise InputError(_refusal(error, host, port)) from None
     return listener
+
+
+def allow_files(count: int) -> None:
+    """Let this process open so many files, and each connection is one, if the system's hard limit permits."""
+    try:
+        import resource
+    except ModuleNotFoundError:
+        return  # on Windows there is no such limit
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < count:
+        _LOG.warning("at most %d files may be open (ulimit -n); %d connections may need more", wanted, count)
 
 
 def _refusal(error: OSError, host: str, port: int) -> str:

@@ -22,6 +22,8 @@ class Load(NamedTuple):
     """Images that are not yet there."""
     rows: int
     """Candidates that could take a step."""
+    served: int = 0
+    """When some of them last took one, by the number of the step."""
 
 
 class Costs:
@@ -51,7 +53,7 @@ def share(loads: Sequence[Load], batch: int, seconds: Callable[[int], float]) ->
 
     The smallest order and its peers share the batch, evenly where there are more rows than places. Places that are
     left go to the larger orders, the smaller first, as long as the step becomes at most `RIDERS` longer. So a small
-    order beside a large one takes little longer than alone, and the large one is never at a standstill.
+    order beside a large one takes little longer than alone. Who has no place now has a turn later: see `Turns`.
 
     Args:
         loads: the orders, the earlier first.
@@ -76,3 +78,34 @@ def share(loads: Sequence[Load], batch: int, seconds: Callable[[int], float]) ->
             granted[index] += 1
             left -= 1
     return granted
+
+
+class Turns:
+    """Steps for those whom `share` passes over, so that a stream of small orders never holds a large one for ever.
+
+    While some are passed over they earn the share `RIDERS` of the time that the others take. What is earned pays for a
+    step of their own, of as many rows as they have: who waited longest goes first. So they have a fifth of the time,
+    and the others, over several steps, all the rest.
+    """
+
+    def __init__(self) -> None:
+        self._earned = 0.0
+
+    def correct(
+        self, loads: Sequence[Load], granted: list[int], batch: int, seconds: Callable[[int], float]
+    ) -> list[int]:
+        """What `share` granted, or the turn of those that it passed over; see `share` for the arguments."""
+        passed = [index for index, load in enumerate(loads) if load.rows and not granted[index]]
+        if not passed:
+            self._earned = 0.0
+            return granted
+        rows = min(batch, sum(loads[index].rows for index in passed))
+        if self._earned < seconds(rows):
+            self._earned += RIDERS * seconds(sum(granted))
+            return granted
+        self._earned = 0.0
+        turn = [0] * len(loads)
+        for index in sorted(passed, key=lambda index: loads[index].served):
+            turn[index] = min(loads[index].rows, rows)
+            rows -= turn[index]
+        return turn

@@ -74,6 +74,15 @@ class GenerateRequest(BaseModel):
             raise ValueError(f"should be at most {limit}")
         return value
 
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _not_too_many(cls, labels: object, info: ValidationInfo) -> object:
+        # before they are looked at: half a million errors take seconds, in which nobody else is answered
+        limit = getattr(info.context, "max_count", None)
+        if isinstance(labels, list) and limit is not None and len(labels) > limit:
+            raise ValueError(f"should have at most {limit} entries")
+        return labels
+
     @field_validator("labels")
     @classmethod
     def _one_for_each_image(cls, labels: list[int | str] | None, info: ValidationInfo) -> list[int | str] | None:
@@ -133,6 +142,9 @@ class GenerateResponse(BaseModel):
 
     images: list[str] = Field(description="PNG files in base64")
     labels: list[str | None] = Field(description="the class of each image; null where the model has no classes")
+    entries: list[int | None] = Field(
+        description="the entry from which each image began, for `GET /entries/{entry}`; null: it began with noise"
+    )
     seed: int = Field(ge=0, lt=_INT64_END, description="ask with this seed to get the same images again")
     model: str
     privacy: dict[str, Any] | None = Field(description="epsilon, delta, ...; null for a model of public images only")

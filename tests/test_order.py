@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,8 +48,12 @@ def rule(wanted: list[int], seed: int, attempts: int) -> dict[int, int]:
     """The rule as a loop over all candidates, one after the other."""
     placed: dict[int, int] = {}
     spare = []
-    for number in range(attempts * len(wanted)):
+    for number in itertools.count():
+        if number >= attempts * len(wanted) and number % len(wanted) == 0 and len(spare) + len(placed) >= len(wanted):
+            break
         still = [place for place in range(len(wanted)) if place not in placed]
+        if not still:
+            break
         if wanted[number % len(wanted)] not in [wanted[place] for place in still]:
             continue
         _, rows = seen_in(seed, np.array([number]))
@@ -112,3 +118,17 @@ def test_what_does_not_count_is_not_drawn() -> None:
     assert labels is not None
     assert set(labels.tolist()) <= {1}
     assert numbers.tolist() == list(range(5, 5 + 2 * len(numbers), 2))
+
+
+def test_a_judge_that_sees_other_classes_leaves_no_place_empty() -> None:
+    """Candidates of class 1 fill the places of class 2, those of 2 and 3 are then not made, and none is left for 1."""
+    seen = {1: 2, 2: 3, 3: 2}
+    order = Order(5, np.array([1, 2, 2, 3, 3]), 0, 2)
+    places: list[int] = []
+    while order.missing:
+        numbers, labels = order.draw(1)
+        assert labels is not None
+        assert numbers[0] < 20
+        chances = np.eye(4, dtype=np.float32)[[seen[int(label)] for label in labels]]
+        places += [placed.place for placed in order.offer(numbers, np.zeros((1, 1, 1), np.uint8), chances)]
+    assert sorted(places) == [0, 1, 2, 3, 4]

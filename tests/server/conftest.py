@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from rapid.generate import Generator
 from server.app import create_app
+from server.connections import uvicorn_config
 from server.run import listen
 from server.settings import ServerSettings
 
@@ -25,8 +26,7 @@ def _serving(app: FastAPI) -> Iterator[httpx.Client]:
     """A client of `app`, over a real socket."""
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    config = uvicorn.Config(app, lifespan="on", ws="none", log_config=None, access_log=False)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn_config(app, 2048, 7.0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
