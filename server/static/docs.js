@@ -1,9 +1,13 @@
 // Show /openapi.json to a reader.
 
-import { element } from "./privacy.js";
+import { byId, element } from "./element.js";
 
-const main = document.getElementById("main");
-const STATUS = { 200: "Done" };
+const main = byId("main");
+const JSON_TYPE = "application/json";
+// what to try of a type that is not JSON: options of curl
+const KEPT = {
+  "image/png": "-o images.png", "application/zip": "-o images.zip", "application/x-ndjson": "--no-buffer", "text/event-stream": "--no-buffer",
+};
 
 let schemas = {};
 
@@ -16,12 +20,15 @@ function words(schema) {
   schema = resolve(schema);
   if (!schema || Object.keys(schema).length === 0) return "anything";
   if (schema.anyOf) return schema.anyOf.map(words).join(" | ");
+  if (schema.enum) return schema.enum.map((value) => JSON.stringify(value)).join(" | ");
+  if (schema.const !== undefined) return JSON.stringify(schema.const);
   if (schema.type === "array") return `list of (${words(schema.items)})`;
   if (schema.type === "integer" || schema.type === "number") {
     const end = schema.exclusiveMaximum === undefined ? schema.maximum : `below ${power(schema.exclusiveMaximum)}`;
     const from = schema.minimum === undefined ? "" : ` from ${schema.minimum}`;
     return schema.type + from + (end === undefined ? "" : ` to ${end}`);
   }
+  if (schema.properties) return `object (${Object.keys(schema.properties).join(", ")})`;
   return schema.type ?? "anything";
 }
 
@@ -30,50 +37,71 @@ function power(value) {
   return Number.isInteger(exponent) && exponent > 20 ? `2^${exponent}` : String(value);
 }
 
-function table(schema) {
-  const optional = (name) => !(schema.required ?? []).includes(name);
-  const rows = Object.entries(schema.properties).map(([name, property]) => element("tr", "",
-    element("td", "", element("code", name)),
-    element("td", words(property)),
-    element("td", "", ...marked((optional(name) ? "(optional) " : "") + (property.description ?? "")))));
-  const head = element("tr", "", ...["Field", "Type", "Meaning"].map((text) => element("th", text)));
-  const made = element("div", "", element("table", "", element("thead", "", head), element("tbody", "", ...rows)));
-  made.className = "scroll";
-  return made;
-}
-
 // Text in which `this` is code.
 function marked(text) {
   return text.split("`").map((part, place) => (place % 2 ? element("code", part) : part));
 }
 
-function command(method, path, body) {
-  const address = new URL(path.replace(/^\//, ""), document.baseURI).href;
-  if (method === "get") return `curl ${address}`;
-  return `curl ${address} -H 'Content-Type: application/json' \\\n     -d '${JSON.stringify(body)}'`;
+function table(names, rows) {
+  const head = element("tr", "", ...names.map((name) => Object.assign(element("th", name), { scope: "col" })));
+  const lines = rows.map((cells) => element("tr", "", ...cells.map((parts) => element("td", "", ...[parts].flat()))));
+  const made = element("div", "", element("table", "", element("thead", "", head), element("tbody", "", ...lines)));
+  made.className = "scroll";
+  return made;
+}
+
+function fields(schema) {
+  const optional = (name) => !(schema.required ?? []).includes(name);
+  return table(["Field", "Type", "Meaning"], Object.entries(schema.properties).map(([name, property]) =>
+    [element("code", name), words(property), marked((optional(name) ? "(optional) " : "") + (property.description ?? ""))]));
+}
+
+function parameters(given) {
+  return table(["Name", "Type", "Where"], given.map((one) =>
+    [element("code", one.name), words(one.schema), `${one.required ? "" : "(optional) "}in the ${one.in}`]));
+}
+
+// A line to type; a parameter in the path is 0 in it.
+function command(method, path, body, type) {
+  const address = new URL(path.replace(/^\//, "").replace(/\{[^}]+\}/g, "0"), document.baseURI).href;
+  const parts = [`curl ${address}`];
+  if (method !== "get") parts.push("-H 'Content-Type: application/json'", `-d '${JSON.stringify(body)}'`);
+  if (type && method !== "get") parts.push(`-H 'Accept: ${type}' ${KEPT[type] ?? ""}`.trim());
+  else if (KEPT[type]) parts.push(KEPT[type]);
+  return parts.join(method === "get" ? " " : " \\\n     ");
+}
+
+function code(text) {
+  const made = element("pre", text);
+  made.tabIndex = 0; // it may scroll
+  return made;
 }
 
 function operation(method, path, content) {
   const badge = element("span", method.toUpperCase());
   badge.className = "method";
   const made = element("section", "", element("h2", "", badge, element("code", path)));
-  made.append(element("p", "", ...marked([content.summary, content.description].filter(Boolean).join(". "))));
-  const asked = resolve(content.requestBody?.content["application/json"]?.schema);
-  if (asked) made.append(element("h4", "Body (JSON)"), table(asked));
-  made.append(element("h4", "Try it"));
-  for (const example of asked?.examples ?? [null]) made.append(element("pre", command(method, path, example)));
-  if (asked) made.append(element("pre", `${command(method, path, asked.examples?.[0])} \\\n     -H 'Accept: image/png' -o images.png`));
-  const answers = Object.entries(content.responses).map(([code, answer]) => {
-    const types = Object.keys(answer.content ?? {}).join(", ");
-    return element("tr", "", element("td", "", element("code", code)),
-      element("td", "", ...marked(STATUS[code] && answer.description === "Successful Response" ? STATUS[code] : answer.description)), element("td", types));
-  });
-  const head = element("tr", "", ...["Status", "When", "Type"].map((text) => element("th", text)));
-  const list = element("div", "", element("table", "", element("thead", "", head), element("tbody", "", ...answers)));
-  list.className = "scroll";
-  made.append(element("h4", "Answers"), list);
-  const given = resolve(content.responses[200]?.content?.["application/json"]?.schema);
-  if (given?.properties) made.append(element("h4", "Fields of the JSON answer"), table(given));
+  const about = [content.summary, content.description].filter(Boolean).map((text) => (/[.?]$/.test(text) ? text : `${text}.`));
+  made.append(element("p", "", ...marked(about.join(" "))));
+  if (content.parameters?.length) made.append(element("h3", "Parameters"), parameters(content.parameters));
+  const asked = resolve(content.requestBody?.content[JSON_TYPE]?.schema);
+  if (asked) made.append(element("h3", "Body (JSON)"), fields(asked));
+  made.append(element("h3", "Try it"));
+  const types = Object.keys(content.responses[200]?.content ?? {});
+  for (const example of asked?.examples ?? [null]) {
+    made.append(code(command(method, path, example, types.includes(JSON_TYPE) ? null : types[0])));
+  }
+  for (const type of asked ? types : []) {
+    if (type !== JSON_TYPE) made.append(code(command(method, path, asked.examples?.[0], type)));
+  }
+  const answers = Object.entries(content.responses).map(([status, answer]) => [
+    element("code", status),
+    marked(answer.description === "Successful Response" ? "Done" : answer.description),
+    Object.keys(answer.content ?? {}).join(", "),
+  ]);
+  made.append(element("h3", "Answers"), table(["Status", "When", "Type"], answers));
+  const given = resolve(content.responses[200]?.content?.[JSON_TYPE]?.schema);
+  if (given?.properties) made.append(element("h3", "Fields of the JSON answer"), fields(given));
   return made;
 }
 
@@ -81,12 +109,12 @@ try {
   const response = await fetch("openapi.json");
   const description = await response.json();
   schemas = description.components?.schemas ?? {};
-  document.getElementById("about").textContent = `${description.info.title} ${description.info.version}. ${description.info.description}`;
+  byId("about").textContent = `${description.info.title} ${description.info.version}. ${description.info.description}`;
   for (const [path, methods] of Object.entries(description.paths)) {
     for (const [method, content] of Object.entries(methods)) main.append(operation(method, path, content));
   }
+  byId("tokens").hidden = false;
 } catch {
-  const error = document.getElementById("error");
-  error.textContent = "The description cannot be read. Is the server still running?";
-  error.hidden = false;
+  byId("error").textContent = "The description cannot be read. Is the server still running?";
+  byId("error").hidden = false;
 }

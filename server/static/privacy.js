@@ -1,62 +1,80 @@
-// The privacy statement of a model, in plain words, as elements of the page.
+// What a model guarantees, in plain words, as elements of the page.
 
-export function element(tag, text, ...children) {
-  const made = document.createElement(tag);
-  if (text) made.textContent = text;
-  made.append(...children);
-  return made;
-}
-
-// 0.00001, 0.71, 22,026: as people write numbers.
-function number(value) {
-  if (typeof value !== "number") return String(value);
-  if (value !== 0 && Math.abs(value) < 1e-4) return value.toExponential(1).replace(".0e", "e").replace("e", " × 10^");
-  return value.toLocaleString("en", { maximumSignificantDigits: Math.abs(value) >= 1000 ? 12 : 4 });
-}
-
-function power(text) {
-  // "1 × 10^-5" with a raised exponent
-  const [base, exponent] = text.split("^");
-  return exponent === undefined ? [base] : [base, element("sup", exponent.replace("-", "−"))];
-}
+import { element } from "./element.js";
+import { number, numerals } from "./words.js";
 
 function factor(epsilon) {
   const value = Math.exp(epsilon);
-  if (value >= 1e6) return [`e`, element("sup", number(epsilon))];
+  if (value >= 1e6) return ["e", element("sup", number(epsilon))];
   return [value >= 100 ? Math.round(value).toLocaleString("en") : value.toFixed(value >= 10 ? 0 : 2)];
 }
 
-function words(value) {
-  if (value === null || typeof value !== "object") return [String(value)];
-  return [Object.entries(value).map(([key, part]) => `${key} ${part}`).join(", ")];
+function text(value) {
+  if (value === null || typeof value !== "object") return typeof value === "number" ? numerals(value) : [String(value)];
+  const parts = Object.entries(value).flatMap(([key, part]) => [", ", `${key.replaceAll("_", " ")} `, ...text(part)]);
+  return parts.slice(1);
 }
 
-export function statement(privacy) {
+function table(rows) {
+  const lines = rows.map(([name, ...value]) => {
+    const head = element("th", name);
+    head.scope = "row";
+    return element("tr", "", head, element("td", "", ...value));
+  });
+  return element("table", "", element("tbody", "", ...lines));
+}
+
+function strength(epsilon) {
+  if (epsilon <= 1) return "An ε of 1 or less is a strong promise. ";
+  if (epsilon <= 3) return "An ε of 1 to 3 is a promise of middling strength. ";
+  return "With an ε this large the promise for the worst case is weak: such a factor rules out little by itself. Attacks that " +
+    "are known achieve far less than it would allow, but that is experience and no proof. ";
+}
+
+function point(title, ...parts) {
+  return element("li", "", element("strong", `${title} `), ...parts);
+}
+
+const MARKED = point("Every PNG says what it is.", "In a text chunk: that it is synthetic, which model made it, and the ε and δ of that model if it has any.");
+
+/** What the statement of a model says and what it does not, as list items. */
+export function meaning({ privacy }) {
   if (privacy === null) {
     return [
-      element("p", "This model was trained on public images only. No private image was used, so there is nothing to protect " +
-        "and no guarantee to state."),
+      point("No private image was used,", "so there is nothing private to protect, and no guarantee is stated."),
+      point("The public images have no protection.", "What this model makes may look much like one of them. The large view of an image shows " +
+        "the public image from which it began."),
+      MARKED.cloneNode(true),
     ];
   }
   const unit = privacy.unit ?? "one image";
-  const bold = (...children) => element("strong", "", ...children);
-  const size = typeof privacy.dataset_size === "number" ? `${number(privacy.dataset_size)} private images` : "private images";
-  const rows = Object.entries(privacy).map(([key, value]) => {
-    const name = element("th", key.replaceAll("_", " "));
-    name.scope = "row";
-    return element("tr", "", name, element("td", "", ...(typeof value === "number" ? power(number(value)) : words(value))));
-  });
+  const size = typeof privacy.dataset_size === "number" ? `the ${number(privacy.dataset_size)} private images` : "the private images";
   return [
-    element("p", "", "These images are synthetic: a model draws them that learned from ", bold(size), " under differential privacy, with ",
-      bold("ε = ", ...power(number(privacy.epsilon))), " and ", bold("δ = ", ...power(number(privacy.delta))), "."),
-    element("p", "", `What that promises: with or without ${unit} among the private ones, whatever the model makes, and whatever anyone `,
-      "works out from it, would have come about with a similar chance: the two chances differ by a factor of at most ",
-      bold(...factor(privacy.epsilon)), " (that is e", element("sup", "ε"), "), except with a probability of about δ. ",
-      "Smaller numbers promise more", privacy.epsilon > 3 ? "; with an ε this large, the bound for the worst case is loose. " : ". ",
-      "The promise is the same however many images are made."),
-    element("p", "", `The promise is for ${unit}${privacy.adjacency ? ` (adjacency: ${privacy.adjacency})` : ""}. `,
-      "Several images of one person or thing are, together, protected less. ",
-      "The number of private images and the list of classes count as public."),
-    element("details", "", element("summary", "All the numbers"), element("table", "", element("tbody", "", ...rows))),
+    point("The promise.", `Whether or not ${unit} was among ${size}: whatever this model makes, and whatever anyone works out from it, could ` +
+      "have come about as well. The two chances differ by a factor of at most ", element("strong", "", ...factor(privacy.epsilon)),
+      " (that is e", element("sup", "ε"), "), but for a chance of about δ = ", ...numerals(privacy.delta), ". Smaller numbers promise more. ",
+      strength(privacy.epsilon)),
+    point("It does not wear off.", "It holds however many images are made, and whatever is done with them. Making more spends nothing."),
+    point(`It is for ${unit}.`, "Who has several of the private images is protected less."),
+    point("What it does not hide.", "What is true of the private images as a whole, such as what a class looks like: to show that is what these images are for. " +
+      "The number of private images and the names of the classes count as public."),
+    point("The public images have no protection.", "The model also learned from public images. The large view of an image shows the one from which it began."),
+    point("Not for facts about single cases.", "A synthetic image is no record of anything, and what is rare among the private images is what it shows worst."),
+    MARKED.cloneNode(true),
   ];
+}
+
+/** The statement: its words, and its numbers in tables. */
+export function statement({ privacy, privacy_in_words }) {
+  const words = element("p", privacy_in_words);
+  if (privacy === null) return [words];
+  const main = [
+    ["Epsilon (ε)", ...numerals(privacy.epsilon)],
+    ["Delta (δ)", ...numerals(privacy.delta)],
+    ["Adjacency", privacy.adjacency],
+    ["Unit", privacy.unit],
+    ["Accountant", privacy.accountant],
+  ].filter(([, ...value]) => value.every((part) => part !== undefined));
+  const all = Object.entries(privacy).map(([key, value]) => [key.replaceAll("_", " "), ...text(value)]);
+  return [words, table(main), element("details", "", element("summary", "All the numbers"), table(all))];
 }

@@ -19,7 +19,9 @@ function fields(...pairs) {
   return Uint8Array.from(out);
 }
 
-/** files: [{name, bytes}], names in ASCII, fewer than 65,536. Returns a Blob. */
+const MOST = 0xffff; // files that the plain end of a zip can count
+
+/** files: [{name, bytes}], names in ASCII, less than 4 GiB together. Returns a Blob. */
 export function zip(files) {
   const parts = [];
   const directory = [];
@@ -37,6 +39,13 @@ export function zip(files) {
     offset += local.length + path.length + bytes.length;
     directorySize += entry.length + path.length;
   }
-  const end = fields([4, 0x06054b50], [2, 0], [2, 0], [2, files.length], [2, files.length], [4, directorySize], [4, offset], [2, 0]);
-  return new Blob([...parts, ...directory, end], { type: "application/zip" });
+  const count = files.length;
+  // more files than that are counted in an end of their own (zip64), and a word that says where it is
+  const large = count < MOST ? [] : [
+    fields([4, 0x06064b50], [8, 44], [2, 45], [2, 45], [4, 0], [4, 0], [8, count], [8, count], [8, directorySize], [8, offset]),
+    fields([4, 0x07064b50], [4, 0], [8, offset + directorySize], [4, 1]),
+  ];
+  const counted = Math.min(count, MOST);
+  const end = fields([4, 0x06054b50], [2, 0], [2, 0], [2, counted], [2, counted], [4, directorySize], [4, offset], [2, 0]);
+  return new Blob([...parts, ...directory, ...large, end], { type: "application/zip" });
 }

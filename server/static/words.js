@@ -1,0 +1,44 @@
+// Numbers and times as people write them, and what a server's refusal says.
+
+import { element } from "./element.js";
+
+export function images(count) {
+  return `${count.toLocaleString("en")} image${count === 1 ? "" : "s"}`;
+}
+
+// 0.00001, 0.71, 22,026
+export function number(value) {
+  if (typeof value !== "number") return String(value);
+  if (value !== 0 && Math.abs(value) < 1e-4) return value.toExponential(1).replace(".0e", "e").replace("e", " × 10^");
+  return value.toLocaleString("en", { maximumSignificantDigits: Math.abs(value) >= 1000 ? 12 : 4 });
+}
+
+// The same as parts of an element: "1 × 10^-5" with a raised exponent.
+export function numerals(value) {
+  const [base, exponent] = number(value).split("^");
+  return exponent === undefined ? [base] : [base, element("sup", exponent.replace("-", "−"))];
+}
+
+export function duration(seconds) {
+  const whole = Math.max(1, Math.round(seconds));
+  if (whole < 100) return `${whole} s`;
+  if (whole < 6000) return `${Math.round(whole / 60)} min`;
+  return `${(whole / 3600).toFixed(1)} h`;
+}
+
+/** What a server's answer says is wrong. */
+export async function problem(response) {
+  if (response.status === 401) return "The server wants a token.";
+  let words = `The server answered ${response.status} ${response.statusText}`.trim();
+  try {
+    const { detail } = await response.json();
+    if (typeof detail === "string") words = `The server says: ${detail}`;
+  } catch {
+    // not JSON: say what is known
+  }
+  const later = Number(response.headers.get("Retry-After"));
+  const end = later > 0 ? `. Try again in about ${duration(later)}.` : ".";
+  return words.replace(/\.$/, "") + end;
+}
+
+export const UNREACHABLE = "The server cannot be reached. Is it still running?";
