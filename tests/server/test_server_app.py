@@ -211,10 +211,19 @@ def test_labels_of_the_form_belong_to_something(client: httpx.Client) -> None:
         assert reference in identifiers
 
 
-def test_the_script_uses_elements_that_the_page_has(client: httpx.Client) -> None:
-    identifiers = set(re.findall(r'id="([^"]+)"', client.get("/").text))
-    script = client.get("/static/page.js").text
-    assert set(re.findall(r'byId\("([^"]+)"\)', script)) <= identifiers
+@pytest.mark.parametrize(("page", "script"), [("/", "page.js"), ("/docs", "docs.js")])
+def test_the_scripts_use_elements_that_their_page_has(client: httpx.Client, page: str, script: str) -> None:
+    identifiers = set(re.findall(r'id="([^"]+)"', client.get(page).text))
+    modules, left = set(), {script}
+    while left:
+        text = (STATIC / (module := left.pop())).read_text(encoding="utf-8")
+        modules.add(module)
+        left |= set(re.findall(r'import .* from "\./([^"]+)"', text)) - modules
+        used = set(re.findall(r'byId\("([^"]+)"\)', text))
+        for several in re.findall(r"\[([^\]]*)\]\.map\(byId\)", text):
+            used |= set(re.findall(r'"([^"]+)"', several))
+        assert used <= identifiers, module
+    assert script == "docs.js" or modules == {file.name for file in STATIC.glob("*.js")} - {"docs.js"}
 
 
 def test_openapi_describes_the_contract(client: httpx.Client) -> None:

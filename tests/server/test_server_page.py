@@ -1,0 +1,485 @@
+"""The page in a real browser, against a real server."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from PIL import Image
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+
+from rapid.generate import Generator
+from rapid.pictures import encode_png
+from server.auth import hash_token, new_token
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+PHONE = {"width": 360, "height": 740}
+
+Visit = Callable[..., AbstractContextManager[Page]]
+
+
+def works(path: str) -> bool:
+    """Whether it can be run: the package of Ubuntu is a stub for a snap."""
+    return subprocess.run([path, "--version"], capture_output=True, check=False, timeout=60).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Headless Chromium: that of the system, else Playwright's own."""
+    found = next((path for name in NAMES if (path := shutil.which(name)) and works(path)), None)
+    with sync_playwright() as playwright:
+        if found is None and not Path(playwright.chromium.executable_path).exists():
+            pytest.skip("no Chromium: apt-get install chromium, or python -m playwright install chromium")
+        # as root, as in containers, Chromium wants no sandbox
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def visit(browser: Browser) -> Visit:
+    """Opens the page at a URL. Errors in the console and requests to other origins are found at the end."""
+
+    @contextmanager
+    def opened(url: str, *, errors: tuple[str, ...] = (), **options: Any) -> Iterator[Page]:
+        context = browser.new_context(**options)
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+        wrong: list[str] = []
+        asked: list[str] = []
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda line: wrong.append(line.text) if line.type in {"error", "warning"} else None)
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(url)
+        yield page
+        context.close()
+        assert [line for line in wrong if not any(re.search(known, line) for known in errors)] == []
+        origin = "/".join(url.split("/")[:3])
+        assert [to for to in asked if not to.startswith((origin, f"blob:{origin}"))] == []
+
+    return opened
+
+
+@pytest.fixture(scope="module")
+def url(client: httpx.Client) -> str:
+    """Of a server of the private bundle; at most 300 images in one request."""
+    return str(client.base_url)
+
+
+def generate(page: Page, count: int | str, **fields: str) -> None:
+    """Fill the form and send it."""
+    expect(page.locator("#statement p").first).not_to_have_text("…")
+    page.fill("#count", str(count))
+    for name, value in fields.items():
+        page.fill(f"#{name}", value)
+    page.click("#generate")
+
+
+def done(page: Page, words: str) -> None:
+    expect(page.locator("#said")).to_have_text(re.compile(words), timeout=60_000)
+    expect(page.locator("#progress")).to_be_hidden()
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    begin = time.monotonic()
+    while not true():
+        assert time.monotonic() - begin < 20
+        time.sleep(0.02)
+
+
+def saved(page: Page, button: str) -> tuple[str, bytes]:
+    """The name and content of the file that a button gives."""
+    with page.expect_download() as download:
+        page.click(button)
+    return download.value.suggested_filename, Path(download.value.path()).read_bytes()
+
+
+def pixels(png: bytes) -> Any:
+    with Image.open(BytesIO(png)) as image:
+        return np.asarray(image).astype(int)
+
+
+def test_images_are_made_and_can_be_kept(visit: Visit, url: str, generator: Generator) -> None:
+    with visit(url) as page:
+        expect(page.locator("#models")).to_be_hidden()
+        generate(page, 23, seed="9223372036854775807")
+        # all digits of the seed, which is beyond what a number in JavaScript can hold
+        done(page, "^23 images, seed 9223372036854775807")
+        cells = page.get_by_role("button", name=re.compile("^Synthetic image [0-9]+, class"))
+        expect(cells).to_have_count(23)
+        expect(cells.nth(12)).to_have_accessible_name("Synthetic image 12, class 2")
+        name, content = saved(page, "#zip")
+    assert name == f"{generator.name}-9223372036854775807.zip"
+    expected = generator.generate(23, seed=2**63 - 1).images
+    with zipfile.ZipFile(BytesIO(content)) as archive:
+        assert archive.testzip() is None
+        names = archive.namelist()
+        assert len(names) == 23
+        assert names[12].endswith("-00012-2.png")
+        for name, image in zip(names, expected, strict=True):
+            assert np.abs(pixels(archive.read(name)) - image).max() <= 1
+        with Image.open(BytesIO(archive.read(names[0]))) as image:
+            assert json.loads(image.text["rapid"])["synthetic"] is True  # type: ignore[attr-defined]
+
+
+def test_a_fresh_seed_is_shown_and_can_be_used_again(visit: Visit, url: str) -> None:
+    with visit(url) as page:
+        generate(page, 4)
+        done(page, "^4 images")
+        first = saved(page, "#zip")[1]
+        seed = re.findall("seed ([0-9]+)", page.inner_text("#said"))[0]
+        page.click("#again")
+        expect(page.locator("#seed")).to_have_value(seed)
+        expect(page.locator("#seed")).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.locator("#progress")).to_be_hidden()
+        done(page, f"^4 images, seed {seed}[.]")
+        assert saved(page, "#zip")[1] == first
+
+
+def test_chosen_classes_and_steps(visit: Visit, url: str, generator: Generator) -> None:
+    sent = []
+    with visit(url) as page:
+        page.on("request", lambda request: sent.append(request) if request.method == "POST" else None)
+        expect(page.locator("#steps")).to_have_attribute("placeholder", re.compile(f"^{generator.settings.steps},"))
+        page.get_by_label("Chosen ones").check()
+        for name in ("3", "8"):
+            page.get_by_role("checkbox", name=name).check()
+        generate(page, 5, steps="2", seed="1")
+        done(page, "^5 images, seed 1")
+        assert page.locator(".cell span").all_inner_texts() == ["3", "8", "3", "8", "3"]
+        body = json.loads(sent[0].post_data or "")
+    assert body == {"model": generator.name, "count": 5, "labels": [3, 8, 3, 8, 3], "seed": 1, "steps": 2}
+
+
+def test_images_appear_before_the_end_and_cancel_keeps_them(visit: Visit, application: Any, serving: Any) -> None:
+    app: FastAPI = application(batch=8)
+    with serving(app) as client, visit(str(client.base_url)) as page:
+        generate(page, 5000)
+        page.locator(".cell").nth(5).wait_for()
+        expect(page.locator("#pace")).to_have_text(
+            re.compile("^[0-9,]+ of 5,000 images, [0-9.,]+ a second, about .* left$")
+        )
+        expect(page.locator("#zip")).to_be_hidden()
+        assert not app.state.engine.idle
+        page.focus("#cancel")
+        page.keyboard.press("Enter")
+        done(page, "^Cancelled: [0-9]+ of 5,000 images[.] Seed [0-9]+[.]$")
+        wait_until(lambda: app.state.engine.idle)
+        expect(page.locator("#generate")).to_be_focused()
+        kept = int(re.findall("[0-9]+", page.inner_text("#said"))[0])
+        expect(page.locator(".cell")).to_have_count(min(kept, 240))
+        expect(page.locator(".hole")).to_have_count(0)
+        with zipfile.ZipFile(BytesIO(saved(page, "#zip")[1])) as archive:
+            assert len(archive.namelist()) == kept
+        generate(page, 3)  # and it is usable
+        done(page, "^3 images")
+
+
+def test_many_images_are_shown_a_page_at_a_time(visit: Visit, url: str) -> None:
+    with visit(url) as page:
+        generate(page, 300)
+        done(page, "^300 images")
+        expect(page.locator("#range")).to_have_text("1 to 240 of 300")
+        expect(page.locator(".cell")).to_have_count(240)
+        page.click("#after")
+        expect(page.locator("#range")).to_have_text("241 to 300 of 300")
+        expect(page.locator(".cell")).to_have_count(60)
+        expect(page.locator("#before")).to_be_focused()
+        # the large view goes on over the end of a page
+        page.locator(".cell").first.click()
+        page.keyboard.press("ArrowLeft")
+        expect(page.locator("#large-title")).to_have_text("Image 239, class 9")
+        page.keyboard.press("Escape")
+        expect(page.locator("#range")).to_have_text("1 to 240 of 300")
+        expect(page.get_by_role("button", name="Synthetic image 239, class 9")).to_be_focused()
+
+
+def test_the_large_view(visit: Visit, url: str, client: httpx.Client) -> None:
+    answer = client.post("/generate", json={"count": 12, "seed": 6}).json()
+    with visit(url) as page:
+        generate(page, 12, seed="6")
+        done(page, "^12 images")
+        # by keyboard alone: one stop for all images, arrows between them
+        page.focus("#zip")
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("button", name="Synthetic image 0, class 0")).to_be_focused()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        view = page.get_by_role("dialog")
+        expect(view.get_by_role("heading")).to_have_text("Image 1, class 1")
+        expect(page.locator("#facts")).to_have_text(re.compile("Class.*1.*Index.*1 of 0 to 11.*Seed.*6"))
+        expect(page.locator("#origin")).to_have_text(re.compile("^The public image from which it began"))
+        expect(page.locator("#neighbour")).to_be_visible()
+        assert page.evaluate("getComputedStyle(large).imageRendering") == "pixelated"
+        width = page.evaluate("large.clientWidth")
+        assert width >= 256
+        assert width % 32 == 0
+        name, content = saved(page, "#view-save")
+        assert np.abs(pixels(content) - pixels(base64.b64decode(answer["images"][1]))).max() <= 1
+        assert name.endswith("-6-00001-1.png")
+        shown = page.evaluate(DRAWN)
+        public = pixels(client.get(f"/entries/{answer['entries'][1]}").content)
+        np.testing.assert_array_equal(np.array(shown).reshape(32, 32), public)
+        page.keyboard.press("ArrowLeft")
+        expect(view.get_by_role("heading")).to_have_text("Image 0, class 0")
+        expect(page.locator("#view-before")).to_be_disabled()
+        page.keyboard.press("ArrowLeft")
+        page.locator("#view-after").click()
+        page.keyboard.press("ArrowRight")
+        expect(view.get_by_role("heading")).to_have_text("Image 2, class 2")
+        page.keyboard.press("Escape")
+        expect(view).to_be_hidden()
+        expect(page.get_by_role("button", name="Synthetic image 2, class 2")).to_be_focused()
+
+
+DRAWN = """async () => {
+    await neighbour.decode();
+    const canvas = Object.assign(document.createElement("canvas"), {width: 32, height: 32});
+    const context = canvas.getContext("2d");
+    context.drawImage(neighbour, 0, 0);
+    return [...context.getImageData(0, 0, 32, 32).data].filter((_, place) => place % 4 === 0);
+}"""
+
+
+def test_a_wrong_field_is_told_beside_the_form(visit: Visit, url: str) -> None:
+    alert = "#form [role=alert]"
+    with visit(url) as page:
+        for field, value, words in (
+            ("count", "301", "Images: a whole number from 1 to 300, please."),
+            ("count", "0", "Images: a whole number from 1 to 300, please."),
+            ("count", "1.5", "Images: a whole number from 1 to 300, please."),
+            ("seed", "-1", f"Seed: a whole number from 0 to {2**63 - 1}, or nothing, please."),
+            ("seed", f"{2**63}", f"Seed: a whole number from 0 to {2**63 - 1}, or nothing, please."),
+            ("steps", "201", "Steps: a whole number from 1 to 200, please."),
+        ):
+            fields = {"count": "1", "seed": "", "steps": "", field: value}
+            generate(page, **fields)
+            expect(page.locator(alert)).to_have_text(words)
+            expect(page.locator(f"#{field}")).to_be_focused()
+            expect(page.locator(f"#{field}")).to_have_attribute("aria-invalid", "true")
+        page.get_by_label("Chosen ones").check()
+        generate(page, 1, steps="")
+        expect(page.locator(alert)).to_have_text("Classes: choose at least one, please.")
+        page.get_by_role("checkbox", name="3").check()
+        generate(page, 1)
+        done(page, "^1 image, seed")
+        expect(page.locator(alert)).to_be_hidden()
+
+
+def test_what_the_server_refuses_is_told_in_its_words(visit: Visit, application: Any, serving: Any) -> None:
+    def more(route: Route) -> None:
+        route.fulfill(json=route.fetch().json() | {"max_count": 9999})
+
+    app = application(max_count=300, max_client=300, batch=1)
+    with (
+        serving(app) as client,
+        visit(str(client.base_url), errors=("status of 422", "status of 429")) as page,
+    ):
+        page.route("**/info", more)  # as if the limit had become lower since the page was loaded
+        page.reload()
+        generate(page, 2)
+        done(page, "^2 images")
+        generate(page, 301)
+        expect(page.locator("#error")).to_have_text("The server says: count: should be at most 300.")
+        with client.stream("POST", "/generate", json={"count": 300}, headers={"Accept": "application/x-ndjson"}):
+            generate(page, 250)
+            words = "images are waiting.*later[.] Try again in about [0-9]+ (s|min)[.]$"
+            expect(page.locator("#error")).to_have_text(re.compile(words))
+        expect(page.locator(".cell")).to_have_count(2)  # those before are still there
+        done(page, "^2 images")
+        generate(page, 1)
+        done(page, "^1 image,")
+
+
+def test_a_server_that_stops(visit: Visit, application: Any, serving: Any) -> None:
+    app = application(batch=8)
+    with serving(app) as client, visit(str(client.base_url), errors=("status of 503", "ERR_FAILED")) as page:
+        generate(page, 5000)
+        page.locator(".cell").first.wait_for()
+        app.state.engine.stop()
+        words = (
+            "^The server ended it: the server is stopping[.] [0-9]+ images? of 5,000 had come, and (is|are) kept[.]$"
+        )
+        expect(page.locator("#error")).to_have_text(re.compile(words))
+        assert page.locator(".cell").count() > 0
+        expect(page.locator("#zip")).to_be_visible()
+        page.click("#generate")
+        expect(page.locator("#error")).to_have_text("The server says: the server is stopping.")
+        page.route("**/generate", lambda route: route.abort())
+        page.click("#generate")
+        expect(page.locator("#error")).to_have_text("The server cannot be reached. Is it still running?")
+        assert page.locator(".cell").count() > 0
+
+
+def test_a_page_that_found_no_server_tries_again(visit: Visit, url: str) -> None:
+    with visit(url, errors=("ERR_FAILED",)) as page:
+        page.route("**/info", lambda route: route.abort())
+        page.reload()
+        expect(page.locator("#error")).to_have_text("The server cannot be reached. Is it still running?")
+        page.unroute("**/info")
+        page.get_by_role("button", name="Try again").click()
+        generate(page, 1)
+        done(page, "^1 image,")
+
+
+def test_a_stream_that_breaks_off_and_an_image_without_a_neighbour(visit: Visit, url: str) -> None:
+    png = base64.b64encode(encode_png(np.zeros((32, 32), np.uint8))).decode()
+    image = {"type": "image", "index": 2, "label": "<b>&", "entry": None, "done": 1, "count": 3, "image": png}
+    lines = [json.dumps(line) for line in ({"type": "start"}, image)]
+    with visit(url) as page:
+        page.route(
+            "**/generate",
+            lambda route: route.fulfill(body="\n".join([*lines, '{"typ']), headers={"X-Rapid-Seed": "5"}),
+        )
+        generate(page, 3)
+        expect(page.locator("#error")).to_have_text("The connection was lost. 1 image of 3 had come, and is kept.")
+        expect(page.locator("#said")).to_have_text("1 image, seed 5. Click one to see it large.")
+        expect(page.locator(".cell")).to_have_count(1)
+        expect(page.locator(".hole")).to_have_count(0)
+        page.locator(".cell").click()
+        expect(page.locator("#large-title")).to_have_text("Image 2, class <b>&")
+        expect(page.locator("#origin")).to_have_text(re.compile("^It began with noise alone"))
+        expect(page.locator("#neighbour")).to_be_hidden()
+
+
+def test_a_token_is_asked_for_where_the_server_wants_one(visit: Visit, application: Any, serving: Any) -> None:
+    token = new_token()
+    app = application(tokens=[f"alice:{hash_token(token)}"])
+    with serving(app) as client, visit(str(client.base_url), errors=("status of 401",)) as page:
+        asked = page.get_by_role("dialog")
+        expect(asked).to_be_visible()
+        expect(page.get_by_label("Token", exact=True)).to_be_focused()
+        page.keyboard.press("Escape")
+        expect(page.locator("#error")).to_have_text("The server wants a token.")
+        page.get_by_role("button", name="Try again").click()
+        page.get_by_label("Token", exact=True).fill("two words")
+        page.get_by_role("button", name="Use it").click()
+        expect(asked.get_by_role("alert")).to_have_text("A token is one word of letters, digits and signs.")
+        page.get_by_label("Token", exact=True).fill("wrong")
+        page.keyboard.press("Enter")
+        expect(asked.get_by_role("alert")).to_have_text("This token is not known here.")
+        page.get_by_label("Token", exact=True).fill(token)
+        page.keyboard.press("Enter")
+        expect(asked).to_be_hidden()
+        generate(page, 2)
+        done(page, "^2 images")
+        page.locator(".cell").first.click()
+        expect(page.locator("#neighbour")).to_be_visible()
+        page.keyboard.press("Escape")
+        name, content = saved(page, "#details")
+        assert (name, json.loads(content)["max_steps"]) == ("info.json", 200)
+        page.reload()  # it is kept in this tab
+        generate(page, 1)
+        done(page, "^1 image,")
+        assert token not in page.content()
+        page.get_by_role("button", name="forget the token").click()
+        expect(asked).to_be_visible()
+        assert page.evaluate("sessionStorage.length + localStorage.length") == 0
+
+
+def test_no_token_is_asked_for_where_none_is_wanted(visit: Visit, url: str) -> None:
+    with visit(url) as page:
+        generate(page, 1)
+        done(page, "^1 image,")
+        expect(page.get_by_role("dialog")).to_be_hidden()
+        expect(page.locator("#forget")).to_be_hidden()
+
+
+def test_a_choice_of_models(
+    visit: Visit, application: Any, serving: Any, generator: Generator, public_bundle: Path
+) -> None:
+    public = Generator.open(public_bundle, device="cpu")
+    with serving(application({"private": generator, "public": public})) as client, visit(str(client.base_url)) as page:
+        assert generator.privacy is not None
+        expect(page.locator("#statement p")).to_have_text(re.compile("differentially private"))
+        for words in ("Epsilon", "Delta", "Adjacency", "Unit", "Accountant"):
+            expect(page.locator("#statement th", has_text=words).first).to_be_visible()
+        expect(page.locator("#statement table").first).to_contain_text(generator.privacy["accountant"])
+        expect(page.locator("#meaning-list")).to_contain_text("The promise.")
+        page.get_by_label("Model").select_option("public")
+        expect(page.locator("#name")).to_have_text("public")
+        expect(page.locator("#statement")).to_contain_text("public images alone")
+        expect(page.locator("#statement table")).to_have_count(0)
+        expect(page.locator("#meaning-list")).to_contain_text("No private image was used,")
+        page.get_by_label("Chosen ones").check()
+        assert page.locator("#boxes label").all_inner_texts() == list(public.classes)
+        page.get_by_label("All in turn").check()
+        generate(page, 3, seed="1")
+        done(page, "^3 images")
+        assert page.locator(".cell span").all_inner_texts() == list(public.classes[:3])
+        page.get_by_label("Model").select_option("private")  # the images stay those of the other
+        page.locator(".cell").first.click()
+        expect(page.locator("#facts")).to_contain_text("public")
+        expect(page.locator("#neighbour")).to_be_visible()
+        assert np.array_equal(np.array(page.evaluate(DRAWN)).reshape(32, 32), pixels(neighbour(client, "public", 1)))
+
+
+def neighbour(client: httpx.Client, model: str, seed: int) -> bytes:
+    """The public image from which the first image of a seed began."""
+    entry = client.post("/generate", json={"count": 3, "seed": seed, "model": model}).json()["entries"][0]
+    return client.get(f"/entries/{entry}", params={"model": model}).content
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone(visit: Visit, url: str, scheme: str) -> None:
+    def fits() -> bool:
+        return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth && scrollX === 0"))
+
+    with visit(url, viewport=PHONE, color_scheme=scheme, has_touch=True, reduced_motion="reduce") as page:
+        expect(page.locator("#statement table").first).to_be_visible()
+        assert fits()
+        generate(page, 30)
+        done(page, "^30 images")
+        assert fits()
+        page.locator("#statement summary").click()
+        assert fits()
+        page.locator(".cell").nth(20).tap()
+        expect(page.locator("#neighbour")).to_be_visible()
+        assert fits()
+        box = page.locator("#view").bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= PHONE["width"]
+        page.goto(f"{url}/docs")
+        page.get_by_role("heading", name="/entries/{entry}").wait_for()
+        assert fits()
+
+
+def test_the_description_for_programs(visit: Visit, url: str) -> None:
+    with visit(f"{url}/docs") as page:
+        entries = page.locator("section", has=page.get_by_role("heading", name="/entries/{entry}"))
+        expect(entries).to_contain_text("in the path")
+        expect(entries).to_contain_text(f"curl {url}/entries/0 -o images.png")
+        asked = page.locator("section", has=page.get_by_role("heading", name="/generate", exact=False)).first
+        for words in ("steps", "integer from 1 to 200", "Accept: application/x-ndjson", "429"):
+            expect(asked).to_contain_text(words)
+        expect(page.locator("main")).not_to_contain_text("anything")
+
+
+def test_a_zip_of_more_files_than_its_plain_form_can_count(visit: Visit, url: str) -> None:
+    with visit(url) as page, page.expect_download() as download:
+        page.evaluate("""async () => {
+            const [{ zip }, { save }] = await Promise.all([import("/static/zip.js"), import("/static/element.js")]);
+            const file = (_, n) => ({ name: `${n}.png`, bytes: Uint8Array.of(n % 256) });
+            const files = Array.from({ length: 70_000 }, file);
+            save(zip(files), "many.zip");
+        }""")
+        content = Path(download.value.path()).read_bytes()
+    with zipfile.ZipFile(BytesIO(content)) as archive:
+        assert len(archive.namelist()) == 70_000
+        assert archive.read("69999.png") == bytes([69_999 % 256])
