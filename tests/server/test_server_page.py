@@ -302,6 +302,7 @@ def test_what_the_server_refuses_is_told_in_its_words(visit: Visit, application:
             expect(page.locator("#error")).to_have_text(re.compile(words))
         expect(page.locator(".cell")).to_have_count(2)  # those before are still there
         done(page, "^2 images")
+        wait_until(lambda: app.state.engine.idle)  # the other client is gone
         generate(page, 1)
         done(page, "^1 image,")
 
