@@ -230,3 +230,19 @@ def test_the_common_form_refuses_what_it_cannot_do(client: httpx.Client, body: A
     response = client.post("/v1/images/generations", json=body)
     assert response.status_code == 422
     assert response.json()["detail"].startswith(field)
+
+
+def test_the_judge_chooses(application: Any, private_bundle: Path, serving: Any) -> None:
+    """What it takes for the wanted class is there, and else as many candidates as may be were tried."""
+    judged = Generator.open(private_bundle, device="cpu")
+    found = judged.judge(judged.generate(1, [0], seed=5).images)
+    assert found is not None
+    # the judge of a bundle that was hardly trained sees the same class in everything
+    label = int(found.argmax())
+    with serving(application({"judged": judged})) as client:
+        taken = client.post("/generate", json={"count": 20, "seed": 5, "labels": [label] * 20}).json()
+        filled = client.post("/generate", json={"count": 4, "seed": 5, "labels": [label - 1] * 4}).json()
+    expected = judged.generate(20, [label] * 20, 5).images
+    for text, image in zip(taken["images"], expected, strict=True):
+        assert np.abs(pixels(text) - image).max() <= 1
+    assert len(filled["images"]) == 4
