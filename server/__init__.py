@@ -12,9 +12,9 @@ catalogue.py   the models by their names, and what is said of them
 engine.py      the one thread that owns the models; requests wait here
 line.py        one model at work: orders in, steps, images out
 schedule.py    whose images take the next step
-connections.py whoever opens a connection must also ask something
+connections.py whoever opens a connection must ask something, and take the answer
 auth.py        who asks: tokens
-limits.py      bounds on a request's body
+limits.py      bounds on a request's head and body
 refusals.py    an answer before the body was read
 headers.py     headers that every answer has
 failures.py    what goes wrong: a plain answer, a trace in the log

@@ -24,7 +24,7 @@ from server.engine import Engine
 from server.failures import AnswerFailures, answer_errors, problems
 from server.generation import EndJobs, generation_router
 from server.headers import AddSecurityHeaders
-from server.limits import LimitBody
+from server.limits import LimitBody, LimitHead
 from server.logs import LogRequests
 from server.metrics import CountRequests, Metrics
 from server.settings import ServerSettings
@@ -64,6 +64,8 @@ def create_app(generators: Mapping[str, Generator], settings: ServerSettings) ->
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        # to a host of the client's making
+        redirect_slashes=False,
     )
     app.state.engine = engine
     limits = schemas.Limits(max_count=settings.max_count, max_steps=settings.max_steps)
@@ -90,6 +92,7 @@ def _add_middleware(app: FastAPI, settings: ServerSettings, metrics: Metrics) ->
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
             expose_headers=["X-Rapid-Seed", "X-Rapid-Model", "X-Rapid-Epsilon", "X-Rapid-Delta", "Retry-After"],
         )
+    app.add_middleware(LimitHead)
     app.add_middleware(RefuseCrowd)
     app.add_middleware(AddSecurityHeaders)
     app.add_middleware(CountRequests, metrics=metrics)

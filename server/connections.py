@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import socket
+import struct
 from typing import Any
 
 import h11
@@ -16,6 +18,7 @@ from server.refusals import LINGER_SECONDS, refuse
 
 HEADER_SECONDS = 20.0
 STALLED_SECONDS = 60.0
+SILENT_SECONDS = 10.0
 PROBE_SECONDS = 0.5
 RETRY_SECONDS = 5
 _CROWDED = "crowded"
@@ -46,12 +49,14 @@ class ImpatientProtocol(H11Protocol):
     - One on which no request is complete for `header_seconds` is closed; uvicorn itself waits for ever.
     - One whose client takes nothing of its answer for `stalled_seconds` is cut off.
     - A client may close its own half of the connection once it has asked, and gets its answer. It may as well have gone
-      altogether, which looks the same: it is sent `100 Continue`, and if it has gone the connection breaks.
+      altogether, which looks the same: it is sent `100 Continue`, and if it has gone the connection breaks. In the
+      middle of an answer nothing can be sent but the answer: where there is none for `silent_seconds`, it has gone.
     - One too many is answered by 503 (see `RefuseCrowd`), and what is not HTTP by 400, both as JSON.
     """
 
     header_seconds = HEADER_SECONDS
     stalled_seconds = STALLED_SECONDS
+    silent_seconds = SILENT_SECONDS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -59,7 +64,7 @@ class ImpatientProtocol(H11Protocol):
         self._clock: asyncio.TimerHandle | None = None
         self._prober: asyncio.TimerHandle | None = None
         self._seen: Any = None
-        self._sent = 0
+        self._sent = self._probed = 0
         self._ended = self._refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -91,7 +96,9 @@ class ImpatientProtocol(H11Protocol):
             return False
         if not self._ended:
             self._ended = True
-            self._probe()
+            self._spoke = self.loop.time()
+            # an answer that comes at once needs no question
+            self._prober = self.loop.call_later(PROBE_SECONDS, self._probe)
         return True
 
     def on_response_complete(self) -> None:
@@ -128,7 +135,7 @@ class ImpatientProtocol(H11Protocol):
         if not unsent or sent != self._sent:
             self._sent, self._moved = sent, now
         elif now - self._moved >= self.stalled_seconds:
-            self.transport.abort()
+            self._cut()
             return
         if self._clock is not None:
             idle = self.cycle is None or self.cycle.response_complete
@@ -138,12 +145,25 @@ class ImpatientProtocol(H11Protocol):
             self._seen = self.cycle
         self._clock = self.loop.call_later(self.header_seconds, self._look)
 
+    def _cut(self) -> None:
+        """Forget what is unsent, in the system's buffers as well."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
     def _probe(self) -> None:
         """To a client that has gone altogether the second write fails."""
         if self.transport.is_closing():
             return
         if not self.cycle.response_started:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        now = self.loop.time()
+        if self._counting.written != self._probed:
+            self._probed, self._spoke = self._counting.written, now
+        elif now - self._spoke > self.silent_seconds:
+            self._cut()
+            return
         self._prober = self.loop.call_later(PROBE_SECONDS, self._probe)
 
 

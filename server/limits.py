@@ -1,4 +1,4 @@
-"""Bounds on a request's body: how many bytes, and how long they may take."""
+"""Bounds on a request: how many bytes its head and its body have, and how long the body may take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,26 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.refusals import refuse
 
 BODY_SECONDS = 30.0
+HEAD_BYTES = 16 * 1024
+"""As h11 has it for a head that arrives in parts."""
 _LONGEST_LENGTH = 18  # digits: no body is longer, and int() refuses numbers of thousands of digits
+
+
+class LimitHead:
+    """ASGI middleware: a head of more than `HEAD_BYTES` is answered by 431, if it arrived so fast that h11 took it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it."""
+        if scope["type"] == "http":
+            size = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+            size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+            if size > HEAD_BYTES:
+                await refuse(scope, receive, send, 431, f"the head of a request should have at most {HEAD_BYTES} bytes")
+                return
+        await self._app(scope, receive, send)
 
 
 class LimitBody:

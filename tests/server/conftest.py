@@ -18,16 +18,16 @@ from server.connections import uvicorn_config
 from server.run import listen
 from server.settings import ServerSettings
 
-Serving = Callable[[FastAPI], AbstractContextManager[httpx.Client]]
+Serving = Callable[..., AbstractContextManager[httpx.Client]]
 Application = Callable[..., FastAPI]
 
 
 @contextmanager
-def _serving(app: FastAPI) -> Iterator[httpx.Client]:
+def _serving(app: FastAPI, max_connections: int = 2048) -> Iterator[httpx.Client]:
     """A client of `app`, over a real socket."""
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server = uvicorn.Server(uvicorn_config(app, 2048, 7.0))
+    server = uvicorn.Server(uvicorn_config(app, max_connections, 7.0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

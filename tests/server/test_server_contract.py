@@ -1,0 +1,103 @@
+"""The OpenAPI description against the server, over a real socket: what it says is so, and nothing else happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.config import SchemathesisConfig
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from server.auth import OPEN_PATHS, hash_token, new_token
+
+TOKEN = new_token()
+ACCEPT = [
+    "*/*",
+    "application/json",
+    "image/png",
+    "application/zip",
+    "application/x-ndjson",
+    "text/event-stream",
+    "text/html",
+    "image/*;q=0.5, application/zip;q=0.1",
+]
+# not that all that the schema permits is accepted: how many labels and which classes fit, it cannot say
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+    unsupported_method,
+]
+few = settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+
+
+def describe(client: httpx.Client) -> Any:
+    return schemathesis.openapi.from_url(
+        str(client.base_url.join("/openapi.json")), config=SchemathesisConfig(seed=1, color=False)
+    )
+
+
+@pytest.fixture(scope="module")
+def described(application: Any, serving: Any) -> Iterator[Any]:
+    with serving(application(max_count=3, max_steps=40)) as client:
+        yield describe(client)
+
+
+@pytest.fixture(scope="module")
+def guarded(application: Any, serving: Any) -> Iterator[Any]:
+    """The same with a token."""
+    with serving(application(max_count=3, max_steps=40, tokens=(f"alice:{hash_token(TOKEN)}",))) as client:
+        yield describe(client)
+
+
+schema = schemathesis.pytest.from_fixture("described")
+guarded_schema = schemathesis.pytest.from_fixture("guarded")
+
+
+@schema.given(accept=st.sampled_from(ACCEPT))
+@schema.parametrize()
+@few
+def test_the_description_is_true(case: schemathesis.Case, accept: str) -> None:
+    case.call_and_validate(headers={"Accept": accept}, checks=CHECKS, timeout=60)
+
+
+@guarded_schema.given(sent=st.sampled_from([None, TOKEN, new_token()]))
+@guarded_schema.parametrize()
+@settings(few, max_examples=12)
+def test_the_description_is_true_with_tokens(case: schemathesis.Case, sent: str | None) -> None:
+    headers = {} if sent is None else {"Authorization": f"Bearer {sent}"}
+    response = case.call(headers=headers, timeout=60)
+    case.validate_response(response, checks=CHECKS)
+    if case.path not in OPEN_PATHS:
+        assert (response.status_code == 401) == (sent != TOKEN)
+
+
+def test_each_form_of_answer_is_as_described(described: Any) -> None:
+    """Those that the draws above may miss."""
+    operation = described["/generate"]["POST"]
+    for accept in ACCEPT:
+        case = operation.Case(body={"count": 2, "seed": 1}, media_type="application/json")
+        response = case.call(headers={"Accept": accept}, timeout=60)
+        assert response.status_code == (406 if accept == "text/html" else 200)
+        case.validate_response(response, checks=CHECKS)
+    for path, body in (("/v1/images/generations", {"prompt": "7", "n": 3}), ("/v1/images/generations", {})):
+        case = described[path]["POST"].Case(body=body, media_type="application/json")
+        assert case.call_and_validate(checks=CHECKS, timeout=60).status_code == 200
+    case = described["/entries/{entry}"]["GET"].Case(path_parameters={"entry": 0})
+    assert case.call_and_validate(checks=CHECKS, timeout=60).status_code == 200
