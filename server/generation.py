@@ -62,7 +62,11 @@ def _add_generate(router: APIRouter, catalogue: Catalogue, engine: Engine, limit
         "are also in the headers `X-Rapid-...`, and each PNG says in a text chunk where it comes from.",
         response_model=schemas.GenerateResponse,
         responses={
-            200: {"content": {media_type: {"schema": {"type": "string"}} for media_type in offered[1:]}},
+            200: {
+                "content": {
+                    kind: {} if kind == responses.EVENTS else {"schema": {"type": "string"}} for kind in offered[1:]
+                }
+            },
             **problems(REFUSALS | {406: "No type that `Accept` takes"}),
         },
         openapi_extra={"requestBody": {"required": True, "content": {responses.JSON: {"schema": schema}}}},

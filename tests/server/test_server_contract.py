@@ -8,10 +8,11 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.config import SchemathesisConfig
+from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
@@ -44,6 +45,15 @@ CHECKS = [
     negative_data_rejection,
     unsupported_method,
 ]
+OPERATIONS = [
+    ("POST", "/generate"),
+    ("POST", "/v1/images/generations"),
+    ("GET", "/entries/{entry}"),
+    ("GET", "/info"),
+    ("GET", "/healthz"),
+    ("GET", "/readyz"),
+    ("GET", "/metrics"),
+]
 few = settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
@@ -66,26 +76,41 @@ def guarded(application: Any, serving: Any) -> Iterator[Any]:
         yield describe(client)
 
 
-schema = schemathesis.pytest.from_fixture("described")
-guarded_schema = schemathesis.pytest.from_fixture("guarded")
+def test_these_are_all(described: Any) -> None:
+    found = {(one.ok().method.upper(), one.ok().path) for one in described.get_all_operations()}
+    assert found == set(OPERATIONS)
 
 
-@schema.given(accept=st.sampled_from(ACCEPT))
-@schema.parametrize()
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
 @few
-def test_the_description_is_true(case: schemathesis.Case, accept: str) -> None:
+@given(data=st.data())
+def test_the_description_is_true(described: Any, data: st.DataObject, method: str, path: str, mode: Any) -> None:
+    case = draw(data, described, method, path, mode)
+    accept = data.draw(st.sampled_from(ACCEPT))
     case.call_and_validate(headers={"Accept": accept}, checks=CHECKS, timeout=60)
 
 
-@guarded_schema.given(sent=st.sampled_from([None, TOKEN, new_token()]))
-@guarded_schema.parametrize()
-@settings(few, max_examples=12)
-def test_the_description_is_true_with_tokens(case: schemathesis.Case, sent: str | None) -> None:
-    headers = {} if sent is None else {"Authorization": f"Bearer {sent}"}
-    response = case.call(headers=headers, timeout=60)
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+@settings(few, max_examples=9)
+@given(data=st.data(), sent=st.sampled_from([None, TOKEN, new_token()]))
+def test_the_description_is_true_with_tokens(
+    guarded: Any, data: st.DataObject, sent: str | None, method: str, path: str
+) -> None:
+    case = draw(data, guarded, method, path, GenerationMode.POSITIVE)
+    response = case.call(headers={} if sent is None else {"Authorization": f"Bearer {sent}"}, timeout=60)
     case.validate_response(response, checks=CHECKS)
-    if case.path not in OPEN_PATHS:
+    if path not in OPEN_PATHS:
         assert (response.status_code == 401) == (sent != TOKEN)
+
+
+def draw(data: st.DataObject, described: Any, method: str, path: str, mode: Any) -> Any:
+    """A request as the description has it, or one that differs from it where that is possible."""
+    operation = described[path][method]
+    if mode is GenerationMode.NEGATIVE and path in ("/healthz", "/readyz", "/info", "/metrics"):
+        # without parameters or a body there is nothing to be wrong
+        mode = GenerationMode.POSITIVE
+    return data.draw(operation.as_strategy(generation_mode=mode))
 
 
 def test_each_form_of_answer_is_as_described(described: Any) -> None:
