@@ -26,6 +26,7 @@ LONGEST_STEP = 0.1
 MEASUREMENTS = 5
 """Of a step of each size: the shortest is what it costs, if something else runs on the machine."""
 MOST_ROWS = 1024
+DECODER_TURN = 5
 
 
 class Made(NamedTuple):
@@ -52,6 +53,7 @@ class _Arrived(NamedTuple):
 
     number: int
     latent: Tensor
+    step: int
 
 
 class _Progress:
@@ -187,17 +189,22 @@ class Line:
         for row, latent, entry in zip(arrived.rows.tolist(), arrived.latents, arrived.entries.tolist(), strict=True):
             progress = owners[row]
             number = progress.rows.pop(row)
-            progress.arrived.append(_Arrived(number, latent))
+            progress.arrived.append(_Arrived(number, latent, self._steps))
             progress.entries[number] = entry
         return len(rows)
 
     def _decode(self) -> list[tuple[Order, list[Made]]]:
-        """Decode some of the latents that wait, of the smallest orders first: those that arrive together are many."""
+        """Decode some of the latents that wait: those that arrive together are many.
+
+        Of the smallest orders first, and every fifth time those that wait longest.
+        """
         import torch
 
         left = max(1, self.batch // 4)
         batch: list[tuple[Order, _Progress, list[_Arrived]]] = []
-        for order, progress in sorted(self._orders.items(), key=lambda item: item[0].missing):
+        waiting = [(order, progress) for order, progress in self._orders.items() if progress.arrived]
+        oldest = self._steps % DECODER_TURN == 0
+        for order, progress in sorted(waiting, key=lambda item: item[1].arrived[0].step if oldest else item[0].missing):
             taken = [progress.arrived.popleft() for _ in range(min(left, len(progress.arrived)))]
             left -= len(taken)
             if taken:

@@ -97,7 +97,9 @@ class Turns:
         """What `share` granted, or the turn of those that it passed over; see `share` for the arguments."""
         passed = [index for index, load in enumerate(loads) if load.rows and not granted[index]]
         if not passed:
-            self._earned = 0.0
+            if any(granted):
+                # where nobody may take a step, nobody is served either
+                self._earned = 0.0
             return granted
         rows = min(batch, sum(loads[index].rows for index in passed))
         if self._earned < seconds(rows):

@@ -1,0 +1,344 @@
+"""The engine when jobs come, go and fail at any moment: nothing stays behind, nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rapid.errors import InputError
+from rapid.generate import Generator
+from server.engine import (
+    ClientFullError,
+    Engine,
+    EngineFailedError,
+    EngineFullError,
+    EngineStoppedError,
+    Job,
+)
+from server.line import Line
+from server.schedule import RIDERS, Load, Turns, share
+
+
+class Fails:
+    """A real generator whose decoding fails when it is told to."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self.failing = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._generator, name)
+
+    def decode(self, latents: Any) -> Any:
+        if self.failing:
+            raise RuntimeError("out of memory")
+        return self._generator.decode(latents)
+
+
+@contextmanager
+def running(models: dict[str, Any], **options: Any) -> Iterator[Engine]:
+    engine = Engine(models, **({"batch": 16} | options))
+    try:
+        assert engine.ready.wait(60)
+        yield engine
+    finally:
+        engine.close()
+    assert not engine._thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def engine(generator: Generator) -> Iterator[Engine]:
+    with running({"a": generator, "b": generator}) as engine:
+        yield engine
+
+
+async def collect(job: Job) -> list[Any]:
+    return [one async for batch in job for one in batch]
+
+
+async def until(holds: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+
+
+def rows_in_use(engine: Engine) -> int:
+    return sum(len(line._trajectories._streams) for line in engine._lines.values())
+
+
+def test_jobs_that_are_cancelled_at_any_moment(engine: Engine) -> None:
+    """Also between two looks at the same job: an order without a job would end the engine."""
+
+    async def one(order: random.Random) -> None:
+        job = engine.submit(order.choice("ab"), order.randint(1, 12), steps=order.choice([1, 2, 8]))
+        reading = asyncio.create_task(collect(job))
+        await asyncio.sleep(order.random() * 0.05)
+        job.cancel()
+        reading.cancel()
+        job.cancel()
+
+    async def many() -> None:
+        for number in range(10):
+            await asyncio.gather(*(one(random.Random(100 * number + other)) for other in range(40)))
+        await until(lambda: engine.idle)
+        assert len(await collect(engine.submit("a", 2))) == 2
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        asyncio.run(many())
+    finally:
+        sys.setswitchinterval(interval)
+    assert engine.ready.is_set()
+    assert engine.queued == 0
+    assert rows_in_use(engine) == 0
+
+
+def test_what_nobody_holds_does_not_count(generator: Generator) -> None:
+    """A job whose answer was lost in some way we did not think of must not count for ever."""
+
+    async def work() -> None:
+        job = engine.submit("a", 30, client="x", steps=1)
+        with pytest.raises(ClientFullError):
+            engine.submit("a", 30, client="x")
+        await collect(job)
+        # made, but not sent
+        with pytest.raises(ClientFullError) as found:
+            engine.submit("a", 30, client="x")
+        assert 1 <= found.value.retry_after <= 60
+        job.taken = 25
+        other = engine.submit("a", 30, client="x", steps=1)
+        with pytest.raises(EngineFullError) as full:
+            engine.submit("a", 30, client="y")
+        assert not isinstance(full.value, ClientFullError)
+        other.cancel()
+        engine.submit("a", 30, client="x", steps=1).cancel()
+        await until(lambda: engine.idle)
+
+    with running({"a": generator}, max_client=40, max_queued=60) as engine:
+        asyncio.run(work())
+        gc.collect()
+        assert not engine._open
+
+
+def test_when_to_come_again(generator: Generator) -> None:
+    """What is told at the beginning is not far from what is told later."""
+
+    async def work() -> None:
+        begin = time.monotonic()
+        job = engine.submit("a", 200)
+        made = 0
+        async for batch in job:
+            made += len(batch)
+            if made >= 20:
+                break
+        rate = made / (time.monotonic() - begin)
+        with pytest.raises(EngineFullError) as found:
+            engine.submit("a", 200)
+        job.cancel()
+        expected = 200 / rate
+        assert expected / 5 - 2 < found.value.retry_after < 5 * expected + 2
+
+    with running({"a": generator}, max_client=200, max_queued=200) as engine:
+        asyncio.run(work())
+
+
+def test_a_step_that_fails(generator: Generator, caplog: pytest.LogCaptureFixture) -> None:
+    """Those in it fail, the other model and those that come later do not, and no row is lost."""
+    fails = Fails(generator)
+
+    async def work() -> None:
+        for _ in range(3):
+            bad, good = [engine.submit("bad", 5) for _ in range(3)], engine.submit("good", 5)
+            fails.failing = True
+            for job in bad:
+                with pytest.raises(EngineFailedError):
+                    await collect(job)
+            assert len(await collect(good)) == 5
+            fails.failing = False
+            assert len(await collect(engine.submit("bad", 3))) == 3
+            with pytest.raises(InputError):
+                await engine.picture("bad", -1)
+        await until(lambda: engine.idle)
+
+    with caplog.at_level(logging.CRITICAL), running({"bad": fails, "good": generator}) as engine:
+        asyncio.run(work())
+        assert rows_in_use(engine) == 0
+
+
+def test_one_that_always_fails_does_not_take_all_the_time(generator: Generator) -> None:
+    fails = Fails(generator)
+
+    async def again(stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            with pytest.raises(EngineFailedError):
+                await collect(engine.submit("bad", 1, steps=1))
+
+    async def work() -> None:
+        stop = asyncio.Event()
+        fails.failing = True
+        tasks = [asyncio.create_task(again(stop)) for _ in range(4)]
+        assert len(await asyncio.wait_for(collect(engine.submit("good", 20)), 60)) == 20
+        stop.set()
+        await asyncio.gather(*tasks)
+
+    logging.disable(logging.CRITICAL)
+    try:
+        with running({"bad": fails, "good": generator}) as engine:
+            asyncio.run(work())
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def test_two_models_have_the_same_time(engine: Engine) -> None:
+    """Although one has a hundred orders, and the other one."""
+
+    async def work() -> None:
+        many = [engine.submit("a", 20) for _ in range(50)]
+        await asyncio.sleep(0.3)
+        before = dict(engine._spent)
+        one = engine.submit("b", 60)
+        await collect(one)
+        spent = {name: engine._spent[name] - before[name] for name in "ab"}
+        for job in many:
+            job.cancel()
+        # b had rested, and saved up nothing
+        assert spent["b"] / max(spent["a"], 1e-9) > 0.5 or spent["a"] < 0.2
+        await until(lambda: engine.idle)
+
+    asyncio.run(work())
+
+
+def test_many_pictures_do_not_hold_up_images_nor_the_event_loop(engine: Engine) -> None:
+    async def work() -> None:
+        pictures = [asyncio.create_task(engine.picture("a", 0)) for _ in range(300)]
+        await asyncio.sleep(0)
+        begin = time.monotonic()
+        engine.submit("b", 1).cancel()
+        # the lock is not held while pictures are made
+        assert time.monotonic() - begin < 0.2
+        await asyncio.wait_for(collect(engine.submit("a", 1)), 20)
+        for picture in pictures:
+            picture.cancel()
+        await asyncio.gather(*pictures, return_exceptions=True)
+
+    asyncio.run(work())
+    assert rows_in_use(engine) == 0
+
+
+def test_the_loop_of_a_job_may_be_closed(engine: Engine) -> None:
+    async def leave() -> None:
+        engine.submit("a", 200)
+        await asyncio.sleep(0.05)
+
+    asyncio.run(leave())
+    end = time.monotonic() + 20
+    while not engine.idle:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert engine.ready.is_set()
+
+
+@pytest.mark.parametrize("seconds", [0, 0.01, 0.1, 0.6])
+@pytest.mark.parametrize("way", ["drain", "stop"])
+def test_the_end_at_any_moment(generator: Generator, way: str, seconds: float) -> None:
+    """Each job is made or fails in words, also while the engine still measures."""
+    engine = Engine({"a": generator, "b": generator}, batch=16)
+
+    async def work() -> list[Any]:
+        jobs = [collect(engine.submit(name, 6)) for name in "aabb"] + [engine.picture("a", 0)]
+        timer = threading.Timer(seconds, engine.drain if way == "drain" else engine.stop)
+        timer.start()
+        found = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 60)
+        timer.join()
+        assert not engine.ready.is_set()
+        with pytest.raises(EngineStoppedError):
+            engine.submit("a", 1)
+        return found
+
+    found = asyncio.run(work())
+    for one in found:
+        if way == "drain":
+            assert not isinstance(one, Exception), one
+        else:
+            assert not isinstance(one, Exception) or isinstance(one, EngineStoppedError)
+    engine.close()
+    engine.close()
+    assert not engine.ready.is_set()
+    assert engine.idle
+
+
+@pytest.mark.parametrize("small", [1, 4, 16])
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("steps", [2, 20])
+def test_an_endless_stream_of_small_orders_does_not_starve_a_large_one(
+    generator: Generator, small: int, batch: int, steps: int
+) -> None:
+    """It has a fifth of the steps, and of the decoder's: its images come, though there are always enough small ones."""
+    line = Line(generator, batch)
+    line.measure()
+    labels = np.full(1000, judged(generator))
+    large = generator.order(1000, labels.tolist(), 1, steps)
+    line.add(large)
+    seed, made, of_large, begin = 0, 0, 0, time.monotonic()
+    while of_large < 5:
+        assert time.monotonic() - begin < 60
+        while sum(order.missing for order in line.orders if order is not large) < max(2 * batch, 2 * small):
+            seed += 1
+            line.add(generator.order(small, labels[:small].tolist(), seed, steps))
+        for order, placed in line.step().made:
+            made += len(placed)
+            of_large += len(placed) if order is large else 0
+    assert of_large / made > 0.05, (of_large, made)
+
+
+def judged(generator: Generator) -> int:
+    """The class that the judge, which has learned next to nothing, sees most often."""
+    images = generator.generate(20, seed=3).images
+    seen = generator.judge(images)
+    assert seen is not None
+    return int(np.bincount(seen.argmax(1)).argmax())
+
+
+@given(
+    loads=st.lists(st.builds(Load, missing=st.integers(1, 3000), rows=st.integers(1, 300)), min_size=1, max_size=12),
+    batch=st.integers(1, 64),
+    fixed=st.integers(0, 50),
+)
+def test_everyone_has_a_turn(loads: list[Load], batch: int, fixed: int) -> None:
+    """With orders that never end: each has a row within a bounded time, and turns cost at most their share."""
+
+    def seconds(rows: int) -> float:
+        return fixed + rows
+
+    turns, own, taken = Turns(), 0.0, 0.0
+    served = [0] * len(loads)
+    most = int((1 + 1 / RIDERS) * (len(loads) + 2) * max(batch, seconds(batch))) + 10
+    for step in range(1, min(most, 3000)):
+        now = [load._replace(served=last) for load, last in zip(loads, served, strict=True)]
+        plain = share(now, batch, seconds)
+        granted = turns.correct(now, plain, batch, seconds)
+        assert 0 < sum(granted) <= batch
+        assert all(0 <= rows <= load.rows for rows, load in zip(granted, loads, strict=True))
+        if granted == plain:
+            own += seconds(sum(granted))
+        else:
+            taken += seconds(sum(granted))
+        served = [step if rows else last for rows, last in zip(granted, served, strict=True)]
+        assert taken <= RIDERS * own + 1e-9
+    if most < 3000:
+        assert min(served) > 0
