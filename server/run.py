@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,10 @@ def serve(settings: ServerSettings) -> None:
         from rapid.generate import Generator
 
         logs.configure(settings.log_format)
-        generators = {name: Generator.open(path, settings.device) for name, path in settings.models.items()}
+        # in a thread that ends: OpenMP's threads of another that stays would slow down those of the engine
+        with ThreadPoolExecutor(1) as opener:
+            opened = [opener.submit(Generator.open, path, settings.device) for path in settings.models.values()]
+            generators = dict(zip(settings.models, [one.result() for one in opened], strict=True))
         for line in settings.shown().splitlines():
             _LOG.info("setting %s", line)
         app = create_app(generators, settings)
