@@ -252,14 +252,14 @@ def test_one_that_takes_nothing_is_cut_off_and_one_that_takes_little_is_not(
     application: Any, serving: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ImpatientProtocol, "header_seconds", 0.5)
-    monkeypatch.setattr(ImpatientProtocol, "stalled_seconds", 4.0)
+    monkeypatch.setattr(ImpatientProtocol, "stalled_seconds", 6.0)
     app = application(max_count=5000, batch=256)
     with serving(app) as client:
         served = Served(app, client)
         with never_reads(served, STREAMS[0]) as stuck, never_reads(served, STREAMS[0]) as slow:
             begin = time.monotonic()
             while time.monotonic() - begin < 9 or not app.state.engine.idle:
-                slow.recv(3000)
+                slow.recv(8000)
                 time.sleep(0.02)
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
             slow.settimeout(20)
