@@ -21,9 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code: 0 done, 1 failure, 2 bad input or usage, 3 refused for privacy."""
     options = _parser().parse_args(arguments)
     warnings.showwarning = _show_warning
-    # read when torch is loaded: threads that wait give way soon (libgomp spins 60 times as long), which costs next to
-    # nothing on a free machine, and makes one with another busy process two to ten times faster
-    if "OMP_WAIT_POLICY" not in os.environ:
+    # read when torch is loaded: threads that wait give way soon (libgomp spins 60 times as long), which costs large
+    # batches next to nothing on a free machine, and makes one with another busy process two to ten times faster; a
+    # server has its machine for itself, and its small batches would take three times as long
+    if "OMP_WAIT_POLICY" not in os.environ and options.command != "serve":
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     from rapid.runtime import Interruption, keep_freed_memory
 

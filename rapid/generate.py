@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from rapid.order import Odds, Order
 from rapid.runtime import choose_device
 
 MAX_SEED = 2**63 - 1
+PORTION = 64
+"""Images that a processor decodes at a time: what lies between two layers must stay in its caches."""
+Network = TypeVar("Network", bound=torch.nn.Module)
 Streams = Sequence[np.random.Generator]
 """One for each image: what it draws does not depend on the others."""
 
@@ -111,12 +114,12 @@ class Generator:
         image = bundle.settings.image
         self.image_shape: tuple[int, ...] = (image.size, image.size) + ((3,) if image.channels == 3 else ())
         self.device = device
-        self._autoencoder = bundle.autoencoder().to(device)
-        self._denoiser = bundle.denoiser().to(device)
-        self._public_denoiser = bundle.public_denoiser().to(device)
+        self._autoencoder = _ready(bundle.autoencoder(), device)
+        self._denoiser = _ready(bundle.denoiser(), device)
+        self._public_denoiser = _ready(bundle.public_denoiser(), device)
         self._encoder = bundle.encoder().to(device)
         judge = bundle.judge() if bundle.config.kind == "private" else None
-        self._judge = None if judge is None or self.settings.attempts == 1 else judge.to(device)
+        self._judge = None if judge is None or self.settings.attempts == 1 else _ready(judge, device)
         self._knowledge_base = bundle.knowledge_base()
         self._entries = self._class_entries(judge)
         self._schedule = Schedule.build(bundle.settings.schedule).to(self.device)
@@ -307,13 +310,18 @@ class Generator:
 
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
         """Images, uint8 (n, H, W) or (n, H, W, 3), of normalised latents."""
-        return to_uint8(self._autoencoder.decode(latents))
+        return np.concatenate([to_uint8(self._autoencoder.decode(some)) for some in self._portions(latents)])
 
     def judge(self, images: NDArray[np.uint8]) -> NDArray[np.float32] | None:
         """What the judge sees in images: the probability of each class, (n, classes); None if there is none."""
         if self._judge is None:
             return None
-        return self._judge.probabilities(to_unit_range(images, self.device)).cpu().numpy()
+        portions = self._portions(to_unit_range(images, self.device))
+        return torch.cat([self._judge.probabilities(some) for some in portions]).cpu().numpy()
+
+    def _portions(self, rows: Tensor) -> Sequence[Tensor]:
+        """As many rows at a time as a decoder should take."""
+        return rows.split(PORTION) if self.device.type == "cpu" else (rows,)
 
     def _lead_on(self, streams: Streams, retrieved: Retrieved) -> Start:
         """Diffuse retrieved values on from v to where the late steps begin."""
@@ -337,6 +345,11 @@ class Generator:
         if self.bundle.config.kind == "public":
             return ClassEntries(np.eye(len(self.classes)), labels)
         return None if judge is None else ClassEntries(judge.resemblance().numpy(), labels)
+
+
+def _ready(network: Network, device: torch.device) -> Network:
+    """Convolutions take half the time with channels last; that is safe here, where there are no gradients."""
+    return network.to(device, memory_format=torch.channels_last)
 
 
 def streams(seed: int, numbers: NDArray[np.int64]) -> Streams:

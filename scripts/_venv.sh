@@ -19,5 +19,3 @@ if [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt
 fi
 # with glibc's defaults fresh memory costs more than the arithmetic
 export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=1000000000
-# threads that wait for others give way soon: see rapid/cli.py
-export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-5000}
