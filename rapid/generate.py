@@ -349,7 +349,8 @@ class Generator:
 
 def _ready(network: Network, device: torch.device) -> Network:
     """Convolutions take half the time with channels last; that is safe here, where there are no gradients."""
-    return network.to(device, memory_format=torch.channels_last)
+    ready: Network = network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return ready
 
 
 def streams(seed: int, numbers: NDArray[np.int64]) -> Streams:

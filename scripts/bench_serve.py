@@ -27,7 +27,9 @@ from rapid.runtime import choose_device, keep_freed_memory
 T = TypeVar("T")
 BATCHES = (32, 64, 128, 256, 512)
 ROUNDS = 3
-"""Of the throughput, with and without a server in turns: a machine is not always equally fast."""
+"""Of what is compared, with and without a server in turns: a machine is not always equally fast."""
+RUNS = 15
+"""Requests of a round, where nothing else runs."""
 IMAGES = 16
 """Of a request, where the throughput is measured."""
 LARGE, SMALL = 2000, 4
@@ -50,16 +52,14 @@ def bare_throughput(generator: Generator, seconds: float) -> float:
     return made / (time.perf_counter() - begin)
 
 
-def bare_latency(bundle: Bundle, count: int, runs: int) -> float:
-    """Median seconds of `count` images."""
-    generator = Generator(bundle, choose_device("auto"))
-    generator.generate(count, seed=0)
+def bare_latency(generator: Generator, count: int, runs: int) -> list[float]:
+    """Seconds of `count` images, so many times."""
     found = []
     for seed in range(runs):
         begin = time.perf_counter()
         generator.generate(count, seed=seed)
         found.append(time.perf_counter() - begin)
-    return statistics.median(found)
+    return found
 
 
 @contextmanager
@@ -117,9 +117,9 @@ async def throughput(client: httpx.AsyncClient, clients: int, count: int, second
     return count * sum(moment <= end for moment in answers) / (end - begin)
 
 
-async def one_after_the_other(client: httpx.AsyncClient, count: int, runs: int) -> float:
-    """Median seconds of a request, on an idle server."""
-    return statistics.median([await ask(client, count, seed) for seed in range(runs)])
+async def one_after_the_other(client: httpx.AsyncClient, count: int, runs: int) -> list[float]:
+    """Seconds of each request, on an idle server."""
+    return [await ask(client, count, seed) for seed in range(runs)]
 
 
 async def under_load(client: httpx.AsyncClient, rate: float, seconds: float) -> list[float]:
@@ -179,17 +179,26 @@ def main() -> None:
             rounds.append((run(lambda client: throughput(client, options.clients, IMAGES, options.seconds)), alone))
             print(f"many clients: {rounds[-1][0]:.1f} images/s, bare {alone:.1f}", flush=True)
         served, alone = (statistics.median(column) for column in zip(*rounds, strict=True))
-        bare_one, bare_small = bare_latency(bundle, 1, 20), bare_latency(bundle, SMALL, 10)
-        one = run(lambda client: one_after_the_other(client, 1, 20))
-        small = run(lambda client: one_after_the_other(client, SMALL, 10))
-        bare_one = min(bare_one, bare_latency(bundle, 1, 20))
+        idle: dict[int, tuple[float, float]] = {}
+        for count in (1, SMALL):
+            pairs = []
+            for _ in range(ROUNDS):
+                own = bare_latency(generator, count, RUNS)
+                found = run(lambda client, count=count: one_after_the_other(client, count, RUNS))  # type: ignore[misc]
+                pairs += zip(found, own, strict=True)
+            idle[count] = (statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs))
+        (one, bare_one), (small, bare_small) = idle[1], idle[SMALL]
         rate = 0.8 * run(lambda client: throughput(client, options.clients, 1, options.seconds / 2))
         loaded = run(lambda client: under_load(client, rate, options.seconds))
         crowded, large = run(beside)
     report(
         [
             ("measurement", "served", "against"),
-            ("images a second, many clients", f"{served:.1f}", f"{alone:.1f} bare, batch {batch}: {served / alone:.2f}"),
+            (
+                "images a second, many clients",
+                f"{served:.1f}",
+                f"{alone:.1f} bare, batch {batch}: {served / alone:.2f}",
+            ),
             ("one image, idle", f"{1e3 * one:.0f} ms", f"{1e3 * bare_one:.0f} ms bare: {one / bare_one:.2f}x"),
             (
                 f"one image, at 80 % load ({rate:.1f}/s)",

@@ -27,6 +27,10 @@ MEASUREMENTS = 5
 """Of a step of each size: the shortest is what it costs, if something else runs on the machine."""
 MOST_ROWS = 1024
 DECODER_TURN = 5
+DECODER_ROWS = 32
+"""Latents wait for others until there are so many: fewer take the decoder longer each;"""
+DECODER_WAIT = 2
+"""but no more than so many steps, and not where so few are under way that they would soon be the only ones."""
 
 
 class Made(NamedTuple):
@@ -200,9 +204,14 @@ class Line:
         """
         import torch
 
+        waiting = [(order, progress) for order, progress in self._orders.items() if progress.arrived]
+        under_way = sum(len(progress.rows) for progress in self._orders.values())
+        if sum(len(progress.arrived) for _, progress in waiting) < min(DECODER_ROWS, under_way // 4) and all(
+            self._steps - progress.arrived[0].step < DECODER_WAIT for _, progress in waiting
+        ):
+            return []
         left = max(1, self.batch // 4)
         batch: list[tuple[Order, _Progress, list[_Arrived]]] = []
-        waiting = [(order, progress) for order, progress in self._orders.items() if progress.arrived]
         oldest = self._steps % DECODER_TURN == 0
         for order, progress in sorted(waiting, key=lambda item: item[1].arrived[0].step if oldest else item[0].missing):
             taken = [progress.arrived.popleft() for _ in range(min(left, len(progress.arrived)))]
