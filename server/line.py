@@ -8,11 +8,14 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 
 from rapid.trajectories import Trajectories
-from server.schedule import Costs, Load, Turns, share
+from server.schedule import Costs, Load, Turns, largest_peer, share
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -26,7 +29,6 @@ LONGEST_STEP = 0.1
 MEASUREMENTS = 5
 """Of a step of each size: the shortest is what it costs, if something else runs on the machine."""
 MOST_ROWS = 1024
-DECODER_TURN = 5
 DECODER_ROWS = 32
 """Latents wait for others until there are so many: fewer take the decoder longer each;"""
 DECODER_WAIT = 2
@@ -64,19 +66,31 @@ class _Progress:
     """What is under way for an order."""
 
     def __init__(self, step: int) -> None:
-        self.served = step
-        """The step in which rows of it last had a part."""
+        self.served = self.decoded = step
+        """The steps in which rows of it, and latents, last had a part."""
         self.rows: dict[int, int] = {}
         """Number of the candidate in each row, the oldest first."""
         self.arrived: deque[_Arrived] = deque()
         self.entries: dict[int, int] = {}
 
 
+class _Portion(NamedTuple):
+    """What an order may do in a step."""
+
+    order: Order
+    progress: _Progress
+    rows: int
+    """That many candidates take a network call."""
+    latents: int
+    """At most so many are decoded."""
+
+
 class Line:
     """Makes the images of many orders, all candidates of a step in one batch; not for several threads.
 
-    A step takes some rows one network call further (see `schedule.share`) and decodes some of those that arrived
-    earlier. New candidates join at any step and leave when they arrive.
+    A step takes some rows one network call further (see `schedule.share`) and decodes some of those that arrived: of
+    a large order beside small ones no more than belong to its rows in the step. New candidates join at any step
+    and leave when they arrive.
 
     Args:
         generator: the model.
@@ -88,6 +102,8 @@ class Line:
         self.batch = batch or 1
         self._fixed = batch is not None
         self._costs = Costs([1], [1.0])
+        route = generator.route()
+        self._calls = sum(len(part.timesteps) for part in (route.early, route.late) if part is not None)
         self.clear()
 
     @property
@@ -115,17 +131,22 @@ class Line:
         sizes, seconds = [], []
         for size in [2**power for power in range(most.bit_length())]:
             rows = self._trajectories.begin(0, np.arange(size), None if labels is None else labels[:size])
-            found = []
-            for _ in range(min(MEASUREMENTS, int(self._trajectories.left(rows)[0]))):
+            found, decoded = [], []
+            latents = torch.zeros(-(-size // self._calls), *self.generator.bundle.settings.latent_shape)
+            for _ in range(min(MEASUREMENTS, self._calls)):
                 begin = time.perf_counter()
                 arrived = self._trajectories.advance(rows)
                 # on a GPU the time is known when the result is there
                 arrived.latents.sum().item()
-                found.append(time.perf_counter() - begin)
+                middle = time.perf_counter()
+                self.generator.judge(self.generator.decode(latents.to(self.generator.device)))
+                decoded.append(time.perf_counter() - middle)
+                found.append(middle - begin)
             if not len(arrived.rows):
                 self._trajectories.drop(rows)
             sizes.append(size)
-            seconds.append(min(found))
+            # so many arrive in a step, on average
+            seconds.append(min(found) + min(decoded) * size / (self._calls * len(latents)))
             if seconds[-1] > LONGEST_STEP:
                 break
         self._costs = Costs(sizes, seconds)
@@ -148,8 +169,9 @@ class Line:
     def step(self) -> Step:
         """Take one step. Orders that are complete with it are removed."""
         begin, searched = time.perf_counter(), self._trajectories.retrieval_seconds
-        rows = self._advance()
-        made = self._decode()
+        portions = self._portions()
+        rows = self._advance(portions)
+        made = self._decode(portions)
         for order, placed in made:
             if not order.missing:
                 self.remove(order)
@@ -165,21 +187,36 @@ class Line:
             order.abandon(progress.rows.pop(row))
         self._trajectories.drop(np.array(rows, np.int64))
 
-    def _advance(self) -> int:
-        """Take some rows one network call further; returns how many."""
+    def _portions(self) -> list[_Portion]:
+        """What each order may do in this step, the first ones first."""
         orders = list(self._orders.items())
-        # no more arrive than the decoder takes, so what is begun is ended
-        full = sum(len(progress.arrived) for _, progress in orders) >= 2 * self.batch
-        loads = [
-            Load(order.missing, 0 if full else len(progress.rows) + order.wants, progress.served)
-            for order, progress in orders
-        ]
+        loads, full = [], []
+        for order, progress in orders:
+            # what is begun is ended: no more arrive than the decoder takes
+            full.append(len(progress.arrived) >= 2 * self.batch)
+            rows = 0 if full[-1] else len(progress.rows) + order.wants
+            loads.append(Load(order.missing, rows or len(progress.arrived), progress.served))
         self._steps += 1
-        granted_all = self._turns.correct(loads, share(loads, self.batch, self._costs), self.batch, self._costs)
-        chosen: list[NDArray[np.int64]] = []
-        for (order, progress), granted in zip(orders, granted_all, strict=True):
+        plain = share(loads, self.batch, self._costs)
+        granted_all = self._turns.correct(loads, plain, self.batch, self._costs)
+        turn, bound = granted_all != plain, largest_peer(loads)
+        portions = []
+        for (order, progress), load, held_up, granted in zip(orders, loads, full, granted_all, strict=True):
             if granted:
                 progress.served = self._steps
+            latents = self._latents(self.batch if granted and (turn or load.missing <= bound) else granted)
+            portions.append(_Portion(order, progress, 0 if held_up else granted, latents))
+        # the decoder's: the smallest orders first, and in the turn of the others who waited longest
+        return sorted(portions, key=lambda one: one.progress.decoded if turn else one.order.missing)
+
+    def _latents(self, rows: int) -> int:
+        """How many latents may be decoded with so many rows: twice as many as arrive, for they come in crowds."""
+        return -(-2 * rows // self._calls)
+
+    def _advance(self, portions: Sequence[_Portion]) -> int:
+        """Take some rows one network call further; returns how many."""
+        chosen: list[NDArray[np.int64]] = []
+        for order, progress, granted, _ in portions:
             if granted > len(progress.rows):
                 numbers, labels = order.draw(granted - len(progress.rows))
                 rows = self._trajectories.begin(order.seed, numbers, labels, order.steps)
@@ -189,7 +226,7 @@ class Line:
         if not len(rows):
             return 0
         arrived = self._trajectories.advance(rows)
-        owners = {row: progress for _, progress in orders for row in progress.rows}
+        owners = {row: portion.progress for portion in portions for row in portion.progress.rows}
         for row, latent, entry in zip(arrived.rows.tolist(), arrived.latents, arrived.entries.tolist(), strict=True):
             progress = owners[row]
             number = progress.rows.pop(row)
@@ -197,26 +234,21 @@ class Line:
             progress.entries[number] = entry
         return len(rows)
 
-    def _decode(self) -> list[tuple[Order, list[Made]]]:
-        """Decode some of the latents that wait: those that arrive together are many.
-
-        Of the smallest orders first, and every fifth time those that wait longest.
-        """
-        import torch
-
-        waiting = [(order, progress) for order, progress in self._orders.items() if progress.arrived]
-        under_way = sum(len(progress.rows) for progress in self._orders.values())
-        if sum(len(progress.arrived) for _, progress in waiting) < min(DECODER_ROWS, under_way // 4) and all(
-            self._steps - progress.arrived[0].step < DECODER_WAIT for _, progress in waiting
+    def _decode(self, portions: Sequence[_Portion]) -> list[tuple[Order, list[Made]]]:
+        """Decode some of the latents that wait."""
+        waiting = [portion for portion in portions if portion.progress.arrived and portion.latents]
+        under_way = sum(len(portion.progress.rows) for portion in portions)
+        if sum(len(one.progress.arrived) for one in waiting) < min(DECODER_ROWS, under_way // 4) and all(
+            self._steps - one.progress.arrived[0].step < DECODER_WAIT for one in waiting
         ):
             return []
-        left = max(1, self.batch // 4)
+        left = self._latents(self.batch)
         batch: list[tuple[Order, _Progress, list[_Arrived]]] = []
-        oldest = self._steps % DECODER_TURN == 0
-        for order, progress in sorted(waiting, key=lambda item: item[1].arrived[0].step if oldest else item[0].missing):
-            taken = [progress.arrived.popleft() for _ in range(min(left, len(progress.arrived)))]
+        for order, progress, _, latents in waiting:
+            taken = [progress.arrived.popleft() for _ in range(min(left, latents, len(progress.arrived)))]
             left -= len(taken)
             if taken:
+                progress.decoded = self._steps
                 batch.append((order, progress, taken))
         if not batch:
             return []

@@ -48,6 +48,12 @@ class Costs:
         return int(self._rows[np.argmax(rate >= 0.95 * rate.max())])
 
 
+def largest_peer(loads: Sequence[Load]) -> int:
+    """How many images the largest order may miss that is served like the smallest one; 0 if there is nothing to do."""
+    ready = [load.missing for load in loads if load.rows]
+    return max(PEERS * min(ready), SMALL) if ready else 0
+
+
 def share(loads: Sequence[Load], batch: int, seconds: Callable[[int], float]) -> list[int]:
     """How many rows of each order take the next step.
 
@@ -65,7 +71,7 @@ def share(loads: Sequence[Load], batch: int, seconds: Callable[[int], float]) ->
     if not ready:
         return granted
     order = sorted(ready, key=lambda index: loads[index].missing)
-    bound = max(PEERS * loads[order[0]].missing, SMALL)
+    bound = largest_peer(loads)
     peers = [index for index in order if loads[index].missing <= bound]
     left = batch
     # the one with the fewest rows first: what it does not need is for the others
