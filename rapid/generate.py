@@ -353,9 +353,10 @@ def _ready(network: Network, device: torch.device) -> Network:
     return ready
 
 
-def streams(seed: int, numbers: NDArray[np.int64]) -> Streams:
-    """The noise streams of some candidates of a seed."""
-    return [np.random.Generator(np.random.Philox(key=[seed, number])) for number in numbers.tolist()]
+def streams(seeds: int | NDArray[np.int64], numbers: NDArray[np.int64]) -> Streams:
+    """The noise streams of some candidates, by their numbers (n,), of a seed or of one each, (n,)."""
+    keys = np.stack(np.broadcast_arrays(np.asarray(seeds, np.uint64), numbers.astype(np.uint64)), 1)
+    return [np.random.Generator(np.random.Philox(key=key)) for key in keys]
 
 
 def guided(denoiser: Denoiser, x: Tensor, t: Tensor, labels: Tensor, scale: float) -> Tensor:

@@ -73,13 +73,15 @@ class Order:
     @property
     def wants(self) -> int:
         """Candidates to draw now, so that those in flight will probably be enough."""
-        return sum(self._wanted(kind) for kind in self._kinds.values())
+        odds = 1.0 if self._selection is None else self._odds.of_taking
+        return sum(self._wanted(kind, odds) for kind in self._kinds.values() if kind.open)
 
     def draw(self, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """Up to `most` new candidates: their numbers, int64 (n,), and the classes they are drawn for, or None."""
         most, drawn = max(0, most), []
+        odds = 1.0 if self._selection is None else self._odds.of_taking
         for kind in self._kinds.values():
-            wanted = min(most, self._wanted(kind))
+            wanted = min(most, self._wanted(kind, odds))
             drawn += [kind.number(kind.drawn + later, self.count) for later in range(wanted)]
         # the first ones first: others may have to wait for them
         drawn = sorted(drawn)[:most]
@@ -132,12 +134,10 @@ class Order:
         self.missing -= len(placed)
         return placed
 
-    def _wanted(self, kind: _Kind) -> int:
+    def _wanted(self, kind: _Kind, odds: float) -> int:
         """Candidates of one kind to draw now: of two chances in three no more than one for an open place."""
-        odds = 1.0 if self._selection is None else self._odds.of_taking
-        return max(
-            0, min(self._most // self.count * len(kind.places) - kind.drawn, round(kind.open / odds) - kind.flying)
-        )
+        wanted = round(kind.open / odds) - kind.flying
+        return max(0, min(self._most // self.count * len(kind.places) - kind.drawn, wanted))
 
     def _place(self, number: int, image: NDArray[np.uint8], chances: NDArray[np.float32] | None) -> list[Placed]:
         if self._selection is None or chances is None:

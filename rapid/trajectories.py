@@ -70,15 +70,19 @@ class Trajectories:
         self._free: list[int] = []
 
     def begin(
-        self, seed: int, numbers: NDArray[np.int64], labels: NDArray[np.int64] | None, steps: int | None = None
+        self,
+        seeds: int | NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        labels: NDArray[np.int64] | None,
+        steps: int | None = None,
     ) -> NDArray[np.int64]:
-        """Begin some candidates of a seed; numbers and labels are (n,). Returns their rows, (n,)."""
+        """Begin some candidates of a seed, or of one each, (n,); numbers and labels are (n,). Returns their rows."""
         route = self._generator.route(steps)
         self._learn(route)
         rows = self._take(len(numbers))
         if not len(rows):
             return rows
-        new = streams(seed, numbers)
+        new = streams(seeds, numbers)
         self._streams.update(zip(rows.tolist(), new, strict=True))
         self._labels[rows] = -1 if labels is None else labels
         self._entries[rows] = -1

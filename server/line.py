@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -215,14 +216,13 @@ class Line:
 
     def _advance(self, portions: Sequence[_Portion]) -> int:
         """Take some rows one network call further; returns how many."""
-        chosen: list[NDArray[np.int64]] = []
-        for order, progress, granted, _ in portions:
-            if granted > len(progress.rows):
-                numbers, labels = order.draw(granted - len(progress.rows))
-                rows = self._trajectories.begin(order.seed, numbers, labels, order.steps)
-                progress.rows |= dict(zip(rows.tolist(), numbers.tolist(), strict=True))
-            chosen.append(np.array(list(progress.rows)[:granted], np.int64))
-        rows = np.concatenate([*chosen, np.zeros(0, np.int64)])
+        new: dict[int | None, list[_Portion]] = {}
+        for portion in portions:
+            if portion.rows > len(portion.progress.rows):
+                new.setdefault(portion.order.steps, []).append(portion)
+        for steps, together in new.items():
+            self._begin(together, steps)
+        rows = np.array([row for one in portions for row in islice(one.progress.rows, one.rows)], np.int64)
         if not len(rows):
             return 0
         arrived = self._trajectories.advance(rows)
@@ -233,6 +233,17 @@ class Line:
             progress.arrived.append(_Arrived(number, latent, self._steps))
             progress.entries[number] = entry
         return len(rows)
+
+    def _begin(self, portions: Sequence[_Portion], steps: int | None) -> None:
+        """Draw the candidates that are granted and not yet under way, of orders with so many steps: all at once."""
+        drawn = [one.order.draw(one.rows - len(one.progress.rows)) for one in portions]
+        numbers = np.concatenate([some for some, _ in drawn])
+        seeds = np.repeat(np.array([one.order.seed for one in portions]), [len(some) for some, _ in drawn])
+        classes = [labels for _, labels in drawn if labels is not None]
+        rows = self._trajectories.begin(seeds, numbers, np.concatenate(classes) if classes else None, steps).tolist()
+        for one, (some, _) in zip(portions, drawn, strict=True):
+            own, rows = rows[: len(some)], rows[len(some) :]
+            one.progress.rows |= dict(zip(own, some.tolist(), strict=True))
 
     def _decode(self, portions: Sequence[_Portion]) -> list[tuple[Order, list[Made]]]:
         """Decode some of the latents that wait."""
