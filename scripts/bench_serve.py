@@ -30,8 +30,6 @@ ROUNDS = 3
 """Of what is compared, with and without a server in turns: a machine is not always equally fast."""
 RUNS = 15
 """Requests of a round, where nothing else runs."""
-IMAGES = 16
-"""Of a request, where the throughput is measured."""
 LARGE, SMALL = 2000, 4
 
 
@@ -157,6 +155,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, metavar="DIR")
     parser.add_argument("--seconds", type=float, default=30, help="of each measurement under load")
     parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--images", type=int, default=16, help="of a request, where the throughput is measured")
     options = parser.parse_args()
     keep_freed_memory()
     bundle = Bundle.open(options.model, "--model")
@@ -176,7 +175,9 @@ def main() -> None:
         generator, rounds = bare(bundle, batch), []
         for _ in range(ROUNDS):
             alone = bare_throughput(generator, options.seconds)
-            rounds.append((run(lambda client: throughput(client, options.clients, IMAGES, options.seconds)), alone))
+            rounds.append(
+                (run(lambda client: throughput(client, options.clients, options.images, options.seconds)), alone)
+            )
             print(f"many clients: {rounds[-1][0]:.1f} images/s, bare {alone:.1f}", flush=True)
         served, alone = (statistics.median(column) for column in zip(*rounds, strict=True))
         idle: dict[int, tuple[float, float]] = {}
@@ -195,7 +196,7 @@ def main() -> None:
         [
             ("measurement", "served", "against"),
             (
-                "images a second, many clients",
+                f"images a second, {options.clients} clients ask for {options.images}",
                 f"{served:.1f}",
                 f"{alone:.1f} bare, batch {batch}: {served / alone:.2f}",
             ),
