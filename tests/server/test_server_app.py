@@ -22,19 +22,19 @@ from rapid.generate import Generator
 from server.app import STATIC
 
 
-class FailsFirst:
-    """A real generator whose second decoding fails: the first is that of the start."""
+class FailsOnce:
+    """A real generator whose next decoding fails when told."""
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
-        self.calls = 0
+        self.fails = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._generator, name)
 
     def decode(self, latents: Any) -> Any:
-        self.calls += 1
-        if self.calls == 1:
+        if self.fails:
+            self.fails = False
             raise RuntimeError("out of memory in /secret/path")
         return self._generator.decode(latents)
 
@@ -164,7 +164,9 @@ def test_requests_at_once_do_not_mix(client: httpx.Client) -> None:
 def test_a_failure_inside_is_told_without_details(
     generator: Generator, application: Any, serving: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.ERROR), serving(application({"flaky": FailsFirst(generator)})) as client:
+    flaky = FailsOnce(generator)
+    with caplog.at_level(logging.ERROR), serving(application({"flaky": flaky})) as client:
+        flaky.fails = True
         response = client.post("/generate", json={"count": 1})
         assert (response.status_code, response.json()) == (500, {"detail": "internal error"})
         assert client.post("/generate", json={"count": 1}).status_code == 200  # and the worker lives
