@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,15 @@ from rapid.private import train_private_bundle
 from rapid.public import build_public_bundle
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _logs_end_with_their_test() -> Iterator[None]:
+    """`rapid serve` within a test's process logs to a stderr that pytest then closes; later tests must not."""
+    before = set(logging.getLogger().handlers)
+    yield
+    for handler in set(logging.getLogger().handlers) - before:
+        logging.getLogger().removeHandler(handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
