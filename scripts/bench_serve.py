@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import re
@@ -11,10 +12,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -24,7 +25,6 @@ from rapid.bundle import Bundle
 from rapid.generate import Generator
 from rapid.runtime import choose_device, keep_freed_memory
 
-T = TypeVar("T")
 BATCHES = (32, 64, 128, 256, 512)
 ROUNDS = 3
 """Of what is compared, with and without a server in turns: a machine is not always equally fast."""
@@ -78,15 +78,27 @@ def server(model: Path) -> Iterator[str]:
             process.wait(30)
 
 
-async def ask(client: httpx.AsyncClient, count: int, seed: int | None = None) -> float:
-    """Seconds of a request."""
+async def ask(url: str, count: int, seed: int | None = None) -> float:
+    """Seconds of a request, on a connection of its own.
+
+    By hand: with hundreds of requests under way a client library takes more of the processor than the server.
+    """
+    address = urlsplit(url)
+    body = json.dumps({"count": count, "seed": seed})
+    head = f"POST /generate HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
     begin = time.perf_counter()
-    answer = await client.post("/generate", json={"count": count, "seed": seed})
-    answer.raise_for_status()
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode())
+        answer = await reader.read(-1)
+    finally:
+        writer.close()
+    if not answer.startswith(b"HTTP/1.1 200 "):
+        raise SystemExit(f"bench-serve: {answer[:200]!r}")
     return time.perf_counter() - begin
 
 
-async def throughput(client: httpx.AsyncClient, clients: int, count: int, seconds: float) -> float:
+async def throughput(url: str, clients: int, count: int, seconds: float) -> float:
     """Images a second in requests for `count`, when each of many clients asks again as soon as it has its answer.
 
     Counted from the moment when each has had one answer, and until the last one stops: neither the filling nor the
@@ -96,10 +108,10 @@ async def throughput(client: httpx.AsyncClient, clients: int, count: int, second
     warm = asyncio.Barrier(clients + 1)
 
     async def one() -> None:
-        await ask(client, count)
+        await ask(url, count)
         waiting = asyncio.create_task(warm.wait())
         while True:
-            await ask(client, count)
+            await ask(url, count)
             if waiting.done():
                 answers.append(time.perf_counter())
 
@@ -115,29 +127,29 @@ async def throughput(client: httpx.AsyncClient, clients: int, count: int, second
     return count * sum(moment <= end for moment in answers) / (end - begin)
 
 
-async def one_after_the_other(client: httpx.AsyncClient, count: int, runs: int) -> list[float]:
+async def one_after_the_other(url: str, count: int, runs: int) -> list[float]:
     """Seconds of each request, on an idle server."""
-    return [await ask(client, count, seed) for seed in range(runs)]
+    return [await ask(url, count, seed) for seed in range(runs)]
 
 
-async def under_load(client: httpx.AsyncClient, rate: float, seconds: float) -> list[float]:
+async def under_load(url: str, rate: float, seconds: float) -> list[float]:
     """Seconds of each request for one image, which come by chance (Poisson), `rate` a second on average."""
     moments = random.Random(0)
     begin, asked, following = time.perf_counter(), [], 0.0
     while following < seconds:
         await asyncio.sleep(max(0, begin + following - time.perf_counter()))
-        asked.append(asyncio.create_task(ask(client, 1)))
+        asked.append(asyncio.create_task(ask(url, 1)))
         following += moments.expovariate(rate)
     return list(await asyncio.gather(*asked))
 
 
-async def beside(client: httpx.AsyncClient) -> tuple[float, float]:
+async def beside(url: str) -> tuple[float, float]:
     """Seconds of a small request beside a large one, the median of several; and of the large one."""
-    large = asyncio.create_task(ask(client, LARGE))
+    large = asyncio.create_task(ask(url, LARGE))
     found = []
     await asyncio.sleep(0.5)
     while not large.done() and len(found) < 15:
-        found.append(await ask(client, SMALL))
+        found.append(await ask(url, SMALL))
         await asyncio.sleep(0.2)
     return statistics.median(found), await large
 
@@ -161,23 +173,12 @@ def main() -> None:
     bundle = Bundle.open(options.model, "--model")
     print(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {options.model}", flush=True)
     with server(options.model) as url:
-        limits = httpx.Limits(max_connections=None)
-
-        def run(measure: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
-            async def inside() -> T:
-                async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
-                    return await measure(client)
-
-            return asyncio.run(inside())
-
         _, batch = max((bare_throughput(bare(bundle, batch), 2), batch) for batch in BATCHES)
         print(f"bare: best with a batch of {batch}", flush=True)
         generator, rounds = bare(bundle, batch), []
         for _ in range(ROUNDS):
             alone = bare_throughput(generator, options.seconds)
-            rounds.append(
-                (run(lambda client: throughput(client, options.clients, options.images, options.seconds)), alone)
-            )
+            rounds.append((asyncio.run(throughput(url, options.clients, options.images, options.seconds)), alone))
             print(f"many clients: {rounds[-1][0]:.1f} images/s, bare {alone:.1f}", flush=True)
         served, alone = (statistics.median(column) for column in zip(*rounds, strict=True))
         idle: dict[int, tuple[float, float]] = {}
@@ -185,13 +186,13 @@ def main() -> None:
             pairs = []
             for _ in range(ROUNDS):
                 own = bare_latency(generator, count, RUNS)
-                found = run(lambda client, count=count: one_after_the_other(client, count, RUNS))  # type: ignore[misc]
+                found = asyncio.run(one_after_the_other(url, count, RUNS))
                 pairs += zip(found, own, strict=True)
             idle[count] = (statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs))
         (one, bare_one), (small, bare_small) = idle[1], idle[SMALL]
-        rate = 0.8 * run(lambda client: throughput(client, options.clients, 1, options.seconds / 2))
-        loaded = run(lambda client: under_load(client, rate, options.seconds))
-        crowded, large = run(beside)
+        rate = 0.8 * asyncio.run(throughput(url, options.clients, 1, options.seconds / 2))
+        loaded = asyncio.run(under_load(url, rate, options.seconds))
+        crowded, large = asyncio.run(beside(url))
     report(
         [
             ("measurement", "served", "against"),
