@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,12 +23,11 @@ from rapid.errors import InputError
 from rapid.info import describe
 from rapid.models import Denoiser, Judge
 from rapid.order import Odds, Order
-from rapid.runtime import choose_device
+from rapid.runtime import choose_device, place
 
 MAX_SEED = 2**63 - 1
 PORTION = 64
 """Images that a processor decodes at a time: what lies between two layers must stay in its caches."""
-Network = TypeVar("Network", bound=torch.nn.Module)
 Streams = Sequence[np.random.Generator]
 """One for each image: what it draws does not depend on the others."""
 
@@ -66,6 +65,11 @@ class Route(NamedTuple):
     """From noise to the query of step k; None without a query."""
     late: Solver
     """On from what was retrieved, or from noise."""
+
+    @property
+    def calls(self) -> int:
+        """How many they are."""
+        return len(self.late.timesteps) + (0 if self.early is None else len(self.early.timesteps))
 
 
 class Start(NamedTuple):
@@ -114,12 +118,12 @@ class Generator:
         image = bundle.settings.image
         self.image_shape: tuple[int, ...] = (image.size, image.size) + ((3,) if image.channels == 3 else ())
         self.device = device
-        self._autoencoder = _ready(bundle.autoencoder(), device)
-        self._denoiser = _ready(bundle.denoiser(), device)
-        self._public_denoiser = _ready(bundle.public_denoiser(), device)
+        self._autoencoder = place(bundle.autoencoder(), device)
+        self._denoiser = place(bundle.denoiser(), device)
+        self._public_denoiser = place(bundle.public_denoiser(), device)
         self._encoder = bundle.encoder().to(device)
         judge = bundle.judge() if bundle.config.kind == "private" else None
-        self._judge = None if judge is None or self.settings.attempts == 1 else _ready(judge, device)
+        self._judge = None if judge is None or self.settings.attempts == 1 else place(judge, device)
         self._knowledge_base = bundle.knowledge_base()
         self._entries = self._class_entries(judge)
         self._schedule = Schedule.build(bundle.settings.schedule).to(self.device)
@@ -345,12 +349,6 @@ class Generator:
         if self.bundle.config.kind == "public":
             return ClassEntries(np.eye(len(self.classes)), labels)
         return None if judge is None else ClassEntries(judge.resemblance().numpy(), labels)
-
-
-def _ready(network: Network, device: torch.device) -> Network:
-    """Convolutions take half the time with channels last; that is safe here, where there are no gradients."""
-    ready: Network = network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return ready
 
 
 def streams(seeds: int | NDArray[np.int64], numbers: NDArray[np.int64]) -> Streams:

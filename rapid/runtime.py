@@ -10,11 +10,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TypeVar
 
 import torch
 
 from rapid.errors import InputError
 
+Network = TypeVar("Network", bound=torch.nn.Module)
 # <malloc.h>
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
@@ -74,6 +76,15 @@ def choose_device(name: str) -> torch.device:
     if local >= torch.cuda.device_count():
         raise InputError(f"--device cuda: {torch.cuda.device_count()} GPUs here; start as many processes or fewer")
     return torch.device(name, local)
+
+
+def place(network: Network, device: torch.device) -> Network:
+    """Move a network to a device, channels last: convolutions then take half the time.
+
+    Never for private training: Opacus' gradients of single examples are wrong in this layout.
+    """
+    placed: Network = network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return placed
 
 
 class Interruption:

@@ -26,8 +26,6 @@ class _Call(NamedTuple):
     """Where its noise is kept, behind the first state of its part of the route."""
     ends: Literal["early", "late"] | None
     """The part that ends with it."""
-    left: int
-    """Calls to the end, with this one."""
 
 
 class Arrived(NamedTuple):
@@ -124,16 +122,11 @@ class Trajectories:
             del self._streams[row]
         self._free += rows.tolist()
 
-    def left(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Network calls until each row arrives, (n,)."""
-        return np.array([self._calls[step].left for step in self._step[rows].tolist()], np.int64)
-
     def _learn(self, route: Route) -> None:
         """Put the calls of a route behind those that are known."""
         if route in self._first:
             return
         self._first[route] = len(self._calls)
-        left = sum(len(part.timesteps) for part in (route.early, route.late) if part is not None)
         tables = [self._weights]
         parts: list[tuple[Literal["early", "late"], Solver]] = [("late", route.late)]
         if route.early is not None:
@@ -141,8 +134,7 @@ class Trajectories:
         for name, part in parts:
             for place, t in enumerate(part.timesteps, 1):
                 public = name == "early" or t > self._generator.trained
-                self._calls.append(_Call(t, public, place, name if place == len(part.timesteps) else None, left))
-                left -= 1
+                self._calls.append(_Call(t, public, place, name if place == len(part.timesteps) else None))
             tables.append(part.weights.to(self._weights.device))
         width = max(table.shape[1] for table in tables)
         self._weights = torch.cat([F.pad(table, (0, width - table.shape[1])) for table in tables])

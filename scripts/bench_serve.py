@@ -101,7 +101,7 @@ async def ask(url: str, count: int, seed: int | None = None) -> float:
 async def throughput(url: str, clients: int, count: int, seconds: float) -> float:
     """Images a second in requests for `count`, when each of many clients asks again as soon as it has its answer.
 
-    Counted from the moment when each has had one answer, and until the last one stops: neither the filling nor the
+    Counted from the moment when each has had one answer, and while all go on asking: neither the filling nor the
     emptying of the server is what it can do for long.
     """
     answers: list[float] = []

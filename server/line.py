@@ -31,9 +31,9 @@ MEASUREMENTS = 5
 """Of a step of each size: the shortest is what it costs, if something else runs on the machine."""
 MOST_ROWS = 1024
 DECODER_ROWS = 32
-"""Latents wait for others until there are so many: fewer take the decoder longer each;"""
+"""Latents wait for others until there are so many, for fewer take the decoder longer each;"""
 DECODER_WAIT = 2
-"""but no more than so many steps, and not where so few are under way that they would soon be the only ones."""
+"""for this number of steps at most, and not where few are under way."""
 
 
 class Made(NamedTuple):
@@ -103,8 +103,7 @@ class Line:
         self.batch = batch or 1
         self._fixed = batch is not None
         self._costs = Costs([1], [1.0])
-        route = generator.route()
-        self._calls = sum(len(part.timesteps) for part in (route.early, route.late) if part is not None)
+        self._calls = generator.route().calls
         self.clear()
 
     @property

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rapid.data import ImageSet
+from rapid.generate import Generator
 
 TINY = [
     "autoencoder.channels=8",
@@ -52,3 +54,21 @@ def save(path: Path, images: ImageSet) -> Path:
     else:
         np.savez(path, images=images.images, labels=images.labels, classes=np.array(images.classes))
     return path
+
+
+class Fails:
+    """A real generator whose decoding fails while it is told to; it notes how many images it decodes at a time."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self.failing = False
+        self.decoded: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._generator, name)
+
+    def decode(self, latents: Any) -> Any:
+        if self.failing:
+            raise RuntimeError("out of memory in /secret/path")
+        self.decoded.append(len(latents))
+        return self._generator.decode(latents)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rapid.runtime import place
+
 
 class Classifier(nn.Module):
     """Images to logits, through a vector of features.
@@ -177,6 +179,4 @@ def _pool() -> list[nn.Module]:
 def build(name: str, channels: int, size: int, classes: int, device: torch.device, seed: int) -> Classifier:
     """A new classifier from `CLASSIFIERS`, in the memory layout that is fastest; the seed fixes its weights."""
     torch.manual_seed(seed)
-    network = CLASSIFIERS[name](channels, size, classes)
-    # channels-last convolutions need no reordering on CPUs, and tensor cores want them
-    return network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return place(CLASSIFIERS[name](channels, size, classes), device)

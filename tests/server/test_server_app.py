@@ -17,26 +17,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
+from tests_support import Fails
 
 from rapid.generate import Generator
 from server.app import STATIC
-
-
-class FailsOnce:
-    """A real generator whose next decoding fails when told."""
-
-    def __init__(self, generator: Generator) -> None:
-        self._generator = generator
-        self.fails = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._generator, name)
-
-    def decode(self, latents: Any) -> Any:
-        if self.fails:
-            self.fails = False
-            raise RuntimeError("out of memory in /secret/path")
-        return self._generator.decode(latents)
 
 
 def pixels(png: str) -> Any:
@@ -164,11 +148,12 @@ def test_requests_at_once_do_not_mix(client: httpx.Client) -> None:
 def test_a_failure_inside_is_told_without_details(
     generator: Generator, application: Any, serving: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    flaky = FailsOnce(generator)
+    flaky = Fails(generator)
     with caplog.at_level(logging.ERROR), serving(application({"flaky": flaky})) as client:
-        flaky.fails = True
+        flaky.failing = True
         response = client.post("/generate", json={"count": 1})
         assert (response.status_code, response.json()) == (500, {"detail": "internal error"})
+        flaky.failing = False
         assert client.post("/generate", json={"count": 1}).status_code == 200  # and the worker lives
         assert numbers(client)["rapid_requests_total", "/generate", "500"] == 1
         assert numbers(client)["rapid_images_total", "flaky"] == 1

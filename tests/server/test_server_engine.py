@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests_support import Fails
 
 from rapid.errors import InputError
 from rapid.generate import Generator
@@ -30,22 +31,6 @@ from server.engine import (
 )
 from server.line import Line
 from server.schedule import RIDERS, Load, Turns, share
-
-
-class Fails:
-    """A real generator whose decoding fails when it is told to."""
-
-    def __init__(self, generator: Generator) -> None:
-        self._generator = generator
-        self.failing = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._generator, name)
-
-    def decode(self, latents: Any) -> Any:
-        if self.failing:
-            raise RuntimeError("out of memory")
-        return self._generator.decode(latents)
 
 
 @contextmanager

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests_support import Fails
 
 from rapid.generate import Generator
 from rapid.order import Order
@@ -106,3 +108,23 @@ def test_a_small_order_overtakes_a_large_one(generator: Generator, size: int) ->
     order = generator.order(size, seed=1)
     line.add(order)
     assert steps_until_done(line, order) <= own + 2
+
+
+def test_a_large_order_takes_little_of_the_decoder_beside_a_small_one(generator: Generator) -> None:
+    """Not measured, a step of n rows costs n: the large one may have one row beside four, and one latent decoded."""
+    quick = generator.settings.model_copy(update={"steps": 4})
+    noting = Fails(Generator(generator.bundle, generator.device, quick))
+    line = Line(cast(Generator, noting), 16)
+    large, small = (line.generator.order(count, seed=1) for count in (200, 4))
+    line.add(large)
+    while large.missing > 150:
+        line.step()
+    assert max(noting.decoded) > 5
+    noting.decoded.clear()
+    line.add(small)
+    steps = 0
+    while small.missing:
+        line.step()
+        steps += 1
+    assert steps == noting.route().calls
+    assert max(noting.decoded) <= 5
