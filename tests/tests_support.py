@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
 
 from rapid.data import ImageSet
 from rapid.generate import Generator
@@ -54,6 +56,17 @@ def save(path: Path, images: ImageSet) -> Path:
     else:
         np.savez(path, images=images.images, labels=images.labels, classes=np.array(images.classes))
     return path
+
+
+def numbers(client: httpx.Client) -> dict[tuple[str, ...], float]:
+    """Every sample of /metrics under its name and the values of its labels."""
+    response = client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
 
 
 class Fails:

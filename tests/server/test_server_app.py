@@ -16,8 +16,7 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from prometheus_client.parser import text_string_to_metric_families
-from tests_support import Fails
+from tests_support import Fails, numbers
 
 from rapid.generate import Generator
 from server.app import STATIC
@@ -26,17 +25,6 @@ from server.app import STATIC
 def pixels(png: str) -> Any:
     with Image.open(io.BytesIO(base64.b64decode(png))) as image:
         return np.asarray(image).astype(int)
-
-
-def numbers(client: httpx.Client) -> dict[tuple[str, ...], float]:
-    """Every sample of /metrics under its name and the values of its labels."""
-    response = client.get("/metrics")
-    assert response.headers["content-type"].startswith("text/plain")
-    return {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(response.text)
-        for sample in family.samples
-    }
 
 
 def test_health_and_readiness(client: httpx.Client) -> None:

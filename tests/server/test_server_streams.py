@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from tests_support import numbers
 
 from rapid.generate import Generator
 
@@ -145,16 +146,22 @@ def test_every_png_says_where_it_comes_from(client: httpx.Client, generator: Gen
         assert text["sha256"] == generator.bundle.digest == answer.headers["x-rapid-sha256"]
 
 
-def test_steps(client: httpx.Client, generator: Generator) -> None:
+def test_steps(application: Any, serving: Any, generator: Generator) -> None:
     """More or fewer network calls, and the default is the model's own."""
-    own = generator.settings.steps
-    asked = {"count": 2, "labels": [3, 4], "seed": 1}
-    plain, same, fewer = (
-        [pixels(image) for image in client.post("/generate", json=asked | more).json()["images"]]
-        for more in ({}, {"steps": own}, {"steps": 2})
-    )
-    assert np.abs(np.stack(plain) - np.stack(same)).max() <= 1
-    assert np.abs(np.stack(plain) - np.stack(fewer)).max() > 1
+    found, rows = [], []
+    with serving(application(batch=8)) as client:
+        before = 0.0
+        for more in ({}, {"steps": generator.settings.steps}, {"steps": 2}):
+            answer = client.post("/generate", json={"count": 2, "labels": [3, 4], "seed": 1} | more).json()
+            found.append(np.stack([pixels(image) for image in answer["images"]]))
+            after = numbers(client)["rapid_batch_occupancy_sum", generator.name]
+            rows.append(round((after - before) * 8))
+            before = after
+    assert np.abs(found[0] - found[1]).max() <= 1
+    few = Generator(generator.bundle, generator.device, generator.settings.model_copy(update={"steps": 2}))
+    assert np.abs(found[2] - few.generate(2, [3, 4], 1).images).max() <= 1
+    assert rows == [2 * generator.route(steps).calls for steps in (None, None, 2)]
+    assert rows[2] < rows[0]
 
 
 def test_the_entries_that_images_began_from(client: httpx.Client, generator: Generator) -> None:
