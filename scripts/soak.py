@@ -37,7 +37,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 START_SECONDS = 180
 END_SECONDS = 60
-GROWTH = 1.05
+GROWTH, ONCE = 1.05, 64
+"""Memory may grow by this factor, or by so many MiB: a step larger than all before takes them, once."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
 STREAMS = ("application/x-ndjson", "text/event-stream", "application/zip")
 BAD_BODIES = (b"", b"[", b'{"count": 0}', b'{"count": 1e9}', b'{"count": 1, "labels": ["?"]}', b"[" * 5000, b"\xff")
@@ -264,7 +265,7 @@ def judge(samples: list[Sample], load: Load, left: float) -> list[str]:
         statistics.median(one.rss_mib for one in part) for part in (samples[third : 2 * third], samples[2 * third :])
     )
     found = []
-    if last > GROWTH * middle:
+    if last > max(GROWTH * middle, middle + ONCE):
         found.append(f"memory grows: {last:.0f} MiB in the last third, {middle:.0f} MiB in the middle one")
     if left:
         found.append(f"{left:.0f} images are left in the engine after the load")

@@ -129,9 +129,9 @@ def test_batches_without_poisson_sampling_are_refuted(small: Settings) -> None:
     """Whoever knows the order of the file knows in which batch an image would be."""
 
     def batches(step: int) -> Tensor:
-        return (torch.arange(1000) // 20 == step).double()
+        return (torch.arange(2000) // 40 == step).double()
 
-    found = play(small, InTurn, epsilon=1.0, steps=50, sample_rate=0.02, canaries=1000, batches=batches)
+    found = play(small, InTurn, epsilon=1.0, steps=50, sample_rate=0.02, canaries=2000, batches=batches)
     assert found.refuted
 
 
