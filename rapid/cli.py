@@ -74,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
 
     build = _command(subparsers, "build-kb", commands.build_kb, "train on public images and build the knowledge base")
     build.add_argument("--public", type=Path, action="append", required=True, metavar="PATH", help="may be repeated")
+    words = "public bundle of the same images: take over what the settings leave as it is there"
+    build.add_argument("--networks", type=Path, metavar="DIR", help=words)
     _output(build)
     _settings(build, default_preset="letters-mnist")
     _training(build)

@@ -28,7 +28,9 @@ def build_kb(options: argparse.Namespace) -> None:
 
     settings = load_settings(options.preset, options.overrides)
     device = choose_device(options.device)
-    bundle = build_public_bundle(options.public, options.out, settings, device, resume=options.resume)
+    bundle = build_public_bundle(
+        options.public, options.out, settings, device, resume=options.resume, networks=options.networks
+    )
     print(f"public bundle: {bundle.path} ({len(bundle.knowledge_base()):,} entries in the knowledge base)")
     print(f"next: rapid train-private --base {bundle.path} --private PATH --epsilon 1 --out DIR")
 

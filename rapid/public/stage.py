@@ -20,6 +20,7 @@ from rapid.errors import InputError
 from rapid.files import content_hash, replacing
 from rapid.models import Autoencoder, Denoiser, Judge, TrajectoryEncoder
 from rapid.prints import prints
+from rapid.public.donor import Donor
 from rapid.public.judge import train_judge
 from rapid.public.knowledge_base import build_knowledge_base
 from rapid.public.networks import encode_views, train_autoencoder, train_denoiser, train_encoder
@@ -40,6 +41,7 @@ class _Run:
         sources: number of the public set from which each came, int64 (N,).
         pre: places of D_pre among the images, int64.
         reference: places of D_ref.
+        donor: has networks that need not be trained again.
     """
 
     images: ImageSet
@@ -49,6 +51,7 @@ class _Run:
     workspace: Workspace
     settings: Settings
     device: torch.device
+    donor: Donor | None = None
 
     def build(self, data: PublicData) -> Bundle:
         """Run all steps that an earlier run has not done, and finish the bundle."""
@@ -94,7 +97,7 @@ class _Run:
     def network(self, name: str, kind: type[Network], train: Callable[[Path], Network]) -> Network:
         """The network in `name/`; `train` makes it, from the file of its training state, if it is not there."""
         folder = self.workspace.out / name
-        if not folder.is_dir():
+        if not folder.is_dir() and (self.donor is None or not self.donor.give(name, self.settings, folder)):
             model = train(self.workspace.checkpoint(name))
             with replacing(folder) as target:
                 model.save(target)
@@ -155,7 +158,13 @@ class _Run:
 
 
 def build_public_bundle(
-    paths: Sequence[Path], out: Path, settings: Settings, device: torch.device, *, resume: bool
+    paths: Sequence[Path],
+    out: Path,
+    settings: Settings,
+    device: torch.device,
+    *,
+    resume: bool,
+    networks: Path | None = None,
 ) -> Bundle:
     """Train the three networks on D_pre and D_ref, build the knowledge base, and write the bundle `out`.
 
@@ -165,12 +174,13 @@ def build_public_bundle(
         settings: the public sections are used; the others are recorded as the bundle's defaults.
         device: where to train.
         resume: go on with what `out` holds.
+        networks: a finished bundle of the same images; what `settings` would train as it is there is taken from it.
 
     Returns:
         The finished bundle.
 
     Raises:
-        InputError: bad images, or an `out` that holds something else.
+        InputError: bad images, an `out` that holds something else, or `networks` of other images.
     """
     try:
         # now, not after half an hour of training
@@ -187,13 +197,14 @@ def build_public_bundle(
         reference=len(reference),
         fingerprint=images.fingerprint(),
     )
+    donor = None if networks is None else Donor(networks, data)
     sources = np.repeat(np.arange(len(sets)), [len(part) for part in sets])
     # how private training and sampling go is not decided here
     used, told = settings.model_dump(mode="json", include=set(PUBLIC_SECTIONS)), data.model_dump(mode="json")
     with Workspace.enter(out, "build-kb", {"settings": used, "public": told}, resume=resume) as workspace:
         if is_finished(out):
             return _with_prints(Bundle.open(out, "--out", "public"), images)
-        return _Run(images, sources, pre, reference, workspace, settings, device).build(data)
+        return _Run(images, sources, pre, reference, workspace, settings, device, donor).build(data)
 
 
 def _write_prints(out: Path, images: ImageSet) -> str:

@@ -21,6 +21,7 @@ from rapid.models import Denoiser
 from rapid.overrides import apply_overrides
 from rapid.public import build_public_bundle
 from rapid.public.augment import augment
+from rapid.public.donor import DEPENDS
 from rapid.public.training import learning_rate, train
 
 CPU = torch.device("cpu")
@@ -220,3 +221,47 @@ def test_retrieval_accuracy(public_bundle: Path, letters: Path, tiny_settings: S
     assert found.top5 == pytest.approx(hits[:, :5].any(1).mean(), abs=0.03)
     assert found.chance == pytest.approx(hits.mean())
     assert f"{found.top1:.1%}" in (public_bundle / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changed", "taken"),
+    [
+        ("retrieval.v=100", {"autoencoder", "denoiser", "encoder", "judge"}),
+        ("views.reference=50", {"autoencoder", "denoiser", "encoder", "judge"}),
+        ("retrieval.k=700", {"autoencoder", "denoiser", "judge"}),
+        ("encoder.temperature=0.2", {"autoencoder", "denoiser", "judge"}),
+        ("denoiser.training.learning_rate=1e-4", {"autoencoder", "judge"}),
+        ("judge.training.learning_rate=1e-4", {"autoencoder", "denoiser", "encoder"}),
+        ("views.augment.rotate=1", {"judge"}),
+        ("split.seed=1", set()),
+    ],
+)
+def test_networks_of_another_bundle(
+    tmp_path: Path,
+    public_bundle: Path,
+    letters: Path,
+    tiny_settings: Settings,
+    changed: str,
+    taken: set[str],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """What depends on a changed setting is trained; the bundle is the one that is made without the other."""
+    settings = apply_overrides(tiny_settings.model_dump(mode="json"), [changed])
+    capfd.readouterr()
+    bundle = build_public_bundle([letters], tmp_path / "with", settings, CPU, resume=False, networks=public_bundle)
+    bars = {line.split(":")[0].strip() for line in capfd.readouterr().err.replace("\r", "\n").split("\n")}
+    assert bars & set(DEPENDS) == set(DEPENDS) - taken
+    alone = build_public_bundle([letters], tmp_path / "alone", settings, CPU, resume=False)
+    for name in bundle.config.networks:
+        own, other = (list(getattr(one, name)().state_dict().values()) for one in (bundle, alone))
+        assert all(torch.equal(a, b) for a, b in zip(own, other, strict=True))
+    entries = np.arange(len(bundle.knowledge_base()))
+    values = [one.knowledge_base().values(entries) for one in (bundle, alone)]
+    np.testing.assert_array_equal(*values)
+
+
+def test_networks_of_other_images(tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: Settings) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match=r"--networks .*other images"):
+        build_public_bundle([digits], out, tiny_settings, CPU, resume=False, networks=public_bundle)
+    assert not out.exists()

@@ -1,0 +1,219 @@
+"""What settings are worth: studies of a YAML file, each value trained, sampled and judged (see scripts/sweep-private).
+
+All of it is research on open data: accuracies are measured on real images, which a private run must never do.
+Results: `points.json`, `table.md` and a chart for each study.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from charts import chart
+
+from rapid.bundle import Bundle
+from rapid.config import PUBLIC_SECTIONS, ImageSettings
+from rapid.data import ImageSet, fit_images, load_images
+from rapid.evaluate.features import FeatureSpace, train_feature_space
+from rapid.evaluate.fidelity import frechet_distance, neighbourhoods
+from rapid.evaluate.utility import measure_utility
+from rapid.files import replacing, write_json
+from rapid.overrides import load_settings
+from rapid.runtime import choose_device, keep_freed_memory
+
+NEIGHBOURS = 5
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Settings other than the common ones; `again` counts repetitions, which differ in the private noise."""
+
+    settings: tuple[str, ...]
+    again: int = 0
+
+    def part(self, *sections: str) -> tuple[str, ...]:
+        """Its settings of some sections."""
+        return tuple(one for one in self.settings if one.split(".", 1)[0] in sections)
+
+    def name(self, *sections: str) -> str:
+        """What tells apart what is made of these sections."""
+        words = [re.sub(r"[^\w.=-]", "", one) for one in sorted(self.part(*sections))]
+        return "+".join(words) or "base"
+
+
+class Sweep:
+    """The folder in which points are made.
+
+    Args:
+        data: holds the image sets.
+        out: holds what is made.
+        study: content of the YAML file.
+    """
+
+    def __init__(self, data: Path, out: Path, study: Json) -> None:
+        self.data, self.out, self.study = data, out, study
+        self.public = [word for name in study["public"] for word in ("--public", data / f"{name}.npz")]
+        self.private, self.test = self._split()
+        self._common = load_settings(study["preset"], study["common"]).model_dump(mode="json")
+        self._judges: tuple[ImageSet, FeatureSpace] | None = None
+
+    def point(self, settings: Sequence[str]) -> Point:
+        """What settings change: those that are as in common need not be made again."""
+        changed = []
+        for one in settings:
+            name, value = one.split("=", 1)
+            section, key = name.split(".", 1)
+            if self._common[section][key] != yaml.safe_load(value):
+                changed.append(one)
+        return Point(tuple(changed))
+
+    def run(self, done: Path, *arguments: object) -> float:
+        """Run a command of rapid, unless `done` is there; its seconds."""
+        if done.exists():
+            return 0.0
+        command = [sys.executable, "-m", "rapid", *map(str, arguments)]
+        print("==", *command[2:], flush=True)
+        begin = time.monotonic()
+        subprocess.run(command, check=True)
+        return time.monotonic() - begin
+
+    def bundle(self, point: Point) -> Path:
+        """The public bundle of a point: with the networks of the common one, where they are the same."""
+        common = self.out / "public-base"
+        target = self.out / f"public-{point.name(*PUBLIC_SECTIONS)}"
+        chosen = _words(self.study["common"], *PUBLIC_SECTIONS) + _set(point.part(*PUBLIC_SECTIONS))
+        given = () if target == common else ("--networks", self.bundle(Point(())))
+        plain = ("build-kb", *self.public, "--preset", self.study["preset"], *chosen, "--out", target)
+        self.run(target / "config.json", *plain, *given, *_resume(target))
+        return target
+
+    def model(self, point: Point) -> Path:
+        """The private bundle of a point."""
+        base = self.bundle(point)
+        target = self.out / f"private-{point.name(*PUBLIC_SECTIONS, 'private')}-{point.again}"
+        chosen = _words(self.study["common"], "private") + _set(point.part("private"))
+        given = ("--base", base, "--private", self.private, "--epsilon", self.study["epsilon"])
+        plain = ("train-private", *given, "--preset", self.study["preset"], *chosen, "--out", target)
+        self.run(target / "config.json", *plain, "--ledger", self.out / "ledger.jsonl", *_resume(target))
+        return target
+
+    def measure(self, point: Point) -> Json:
+        """Make and judge the images of a point."""
+        file = self.out / f"point-{point.name(*PUBLIC_SECTIONS, 'private', 'generation')}-{point.again}.json"
+        if not file.exists():
+            model, count = self.model(point), self.study["images"]
+            images = file.with_suffix(".npz")
+            chosen = _words(self.study["common"], "generation") + _set(point.part("generation"))
+            plain = ("generate", "--model", model, "--count", count, "--seed", 0, *chosen, "--out", images)
+            seconds = self.run(images, *plain)
+            retrieval = Bundle.open(self.bundle(point), "--base").config.retrieval
+            found = self.judge(images) | {"generation_seconds": round(seconds, 1)}
+            write_json(file, found | {"retrieval": None if retrieval is None else retrieval.model_dump()})
+        content: Json = json.loads(file.read_text(encoding="utf-8"))
+        return {"settings": [], "again": point.again} | content
+
+    def judge(self, images: Path) -> Json:
+        """Accuracy after training on images, and how near they are to the real ones."""
+        device = choose_device("auto")
+        form = ImageSettings()
+        if self._judges is None:
+            test = fit_images(load_images(self.test, "--test"), form, "--test")
+            self._judges = test, train_feature_space([], test, device)
+        test, space = self._judges
+        made = load_images(images, "--synthetic")
+        utility = measure_utility(made, test, device, images.stem, ["small"])
+        real, own = space.extract(test.images, "features, test"), space.extract(made.images, "features, synthetic")
+        near = neighbourhoods(real, own, NEIGHBOURS, device, lambda _: None)
+        accuracy = utility["networks"]["small"]["accuracy"]
+        return {"accuracy": accuracy, "frechet": frechet_distance(own, real), **near._asdict()}
+
+    def _split(self) -> tuple[Path, Path]:
+        """The private images, and real ones that no training sees: the last of a random order."""
+        parts = self.out / "private.npz", self.out / "test.npz"
+        if not all(part.exists() for part in parts):
+            images = load_images(self.data / f"{self.study['private']}.npz", "--data")
+            assert images.labels is not None
+            order = np.random.default_rng(0).permutation(len(images))
+            held_out = self.study["held_out"]
+            for part, rows in zip(parts, (order[:-held_out], order[-held_out:]), strict=True):
+                with replacing(part) as path, path.open("wb") as stream:
+                    labels, classes = images.labels[rows], np.array(images.classes)
+                    np.savez(stream, images=images.images[rows], labels=labels, classes=classes)
+        return parts
+
+
+def write(out: Path, study: Json, base: list[Json], studies: dict[str, list[Json]]) -> None:
+    """Write numbers, table and charts."""
+    write_json(out / "points.json", {"study": study, "base": base, "studies": studies})
+    columns = ("accuracy", "frechet", "precision", "recall", "coverage")
+    head = ["study", "settings", "accuracy, %", "Frechet distance", *columns[2:], "top-1 / top-5 of retrieval, %"]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for name, points in {"base": base, **studies}.items():
+        for point in points:
+            found = point["retrieval"]
+            tops = "" if found is None else f"{100 * found['top1']:.1f} / {100 * found['top5']:.1f}"
+            numbers = [f"{100 * point['accuracy']:.1f}", f"{point['frechet']:.1f}"]
+            numbers += [f"{point[column]:.2f}" for column in columns[2:]]
+            lines.append(
+                f"| {name} | {', '.join(point['settings']) or 'as in common'} | {' | '.join(numbers)} | {tops} |"
+            )
+    with replacing(out / "table.md") as target:
+        target.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    known = [point["accuracy"] for point in base]
+    for name, points in studies.items():
+        labels = [", ".join(one.split("=", 1)[1] for one in point["settings"]) for point in points]
+        values = {label: point["accuracy"] for label, point in zip(labels, points, strict=True)}
+        title = "small CNN on real test images (grey: the base, repeated)"
+        with replacing(out / f"{name}.svg") as target:
+            target.write_text(chart(title, name, labels, {"": values}, (min(known), max(known))), encoding="utf-8")
+    print("\n".join(lines), flush=True)
+    print(f"base: {100 * statistics.mean(known):.1f} %", flush=True)
+
+
+def _set(settings: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(word for one in settings for word in ("--set", one))
+
+
+def _words(common: list[str], *sections: str) -> tuple[str, ...]:
+    return _set(Point(tuple(common)).part(*sections))
+
+
+def _resume(folder: Path) -> tuple[str, ...]:
+    return ("--resume",) if folder.exists() else ()
+
+
+def main() -> None:
+    """Measure what is not yet there; write after each point."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("study", type=Path, help="a YAML file such as benchmarks/letters-private/study.yaml")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the .npz files that it names")
+    parser.add_argument("--out", type=Path, default=Path("runs/sweep-private"), help="holds bundles and images")
+    parser.add_argument("--report", type=Path, help="table and charts; default: where the study is")
+    options = parser.parse_args()
+    keep_freed_memory()
+    study = yaml.safe_load(options.study.read_text(encoding="utf-8"))
+    options.out.mkdir(parents=True, exist_ok=True)
+    sweep, report = Sweep(options.data, options.out, study), options.report or options.study.parent
+    base = [sweep.measure(Point((), again)) for again in range(study["repeats"])]
+    studies: dict[str, list[Json]] = {}
+    for name, points in study["studies"].items():
+        studies[name] = []
+        for point in points:
+            studies[name].append(sweep.measure(sweep.point(point)) | {"settings": point})
+            write(report, study, base, studies)
+
+
+if __name__ == "__main__":
+    main()
