@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 LONGEST_STEP = 0.1
-"""Seconds: whoever comes waits for the step that runs."""
+"""Seconds: whoever comes waits for the step that runs. Where one row takes nearly as long, twice the time of one row:
+on a machine that is busy when the server starts, most of a step is waiting, whatever its rows."""
 MEASUREMENTS = 5
-"""Of a step of each size: the shortest is what it costs, if something else runs on the machine."""
+"""Of a step of each size: the shortest is what it costs, if something else runs on the machine;"""
+MEASURE_SECONDS = 1.0
+"""but no more of them when they have taken so long."""
 MOST_ROWS = 1024
 DECODER_ROWS = 32
 """Latents wait for others until there are so many, for fewer take the decoder longer each;"""
@@ -128,12 +131,16 @@ class Line:
         self.generator.generate(1, seed=0)
         most = self.batch if self._fixed else MOST_ROWS
         labels = np.zeros(most, np.int64) if self.generator.classes else None
-        sizes, seconds = [], []
+        sizes: list[int] = []
+        seconds: list[float] = []
         for size in [2**power for power in range(most.bit_length())]:
             rows = self._trajectories.begin(0, np.arange(size), None if labels is None else labels[:size])
-            found, decoded = [], []
+            found: list[float] = []
+            decoded: list[float] = []
             latents = torch.zeros(-(-size // self._calls), *self.generator.bundle.settings.latent_shape)
             for _ in range(min(MEASUREMENTS, self._calls)):
+                if sum(found) > MEASURE_SECONDS:
+                    break
                 begin = time.perf_counter()
                 arrived = self._trajectories.advance(rows)
                 # on a GPU the time is known when the result is there
@@ -147,11 +154,12 @@ class Line:
             sizes.append(size)
             # so many arrive in a step, on average
             seconds.append(min(found) + min(decoded) * size / (self._calls * len(latents)))
-            if seconds[-1] > LONGEST_STEP:
+            longest = max(LONGEST_STEP, 2 * seconds[0])
+            if seconds[-1] > longest:
                 break
         self._costs = Costs(sizes, seconds)
         if not self._fixed:
-            self.batch = self._costs.best_batch(LONGEST_STEP)
+            self.batch = self._costs.best_batch(longest)
         milliseconds = ", ".join(f"{size}: {1e3 * one:.0f}" for size, one in zip(sizes, seconds, strict=True))
         _LOG.info("batch %d; milliseconds of a step by its rows: %s", self.batch, milliseconds)
 

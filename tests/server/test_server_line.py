@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -78,6 +79,28 @@ def test_measured(generator: Generator) -> None:
     work(line, found)
     check(generator, order, found[order])
     assert not line.busy
+
+
+class Waits:
+    """A real generator on a machine on which each network call waits long, whatever its rows."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._generator, name)
+
+    def noise(self, *arguments: Any, **options: Any) -> Any:
+        time.sleep(0.15)
+        return self._generator.noise(*arguments, **options)
+
+
+def test_measured_at_a_bad_moment(generator: Generator) -> None:
+    """A step that takes long with one row is not made shorter by one row at a time."""
+    quick = generator.settings.model_copy(update={"steps": 2})
+    line = Line(cast(Generator, Waits(Generator(generator.bundle, generator.device, quick))))
+    line.measure()
+    assert line.batch >= 32
 
 
 def test_a_fixed_batch_stays(generator: Generator) -> None:
