@@ -51,6 +51,8 @@ GENERATE = "generate --model {private} --count 2 --out {new}.npz"
         ("build-kb --public {tmp}/floats.npz --out {new}", "uint8"),
         ("build-kb --public {tmp}/large.npz --out {new}", "image.fit=resize"),
         ("build-kb --public {letters} --out {tmp}/full", "--out"),
+        (BUILD + " --networks {tmp}/none", "--networks"),
+        (BUILD + " --networks {private}", "is a private bundle, expected a public one"),
         (BUILD.replace("demo", "nonsense"), "--preset nonsense"),
         (BUILD + " --set retrieval.k=100", "k must be larger than v"),
         (BUILD + " --set retrieval.k=200", "k must be larger than v"),
