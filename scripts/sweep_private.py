@@ -12,7 +12,6 @@ import re
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +25,12 @@ from rapid.bundle import Bundle
 from rapid.config import PUBLIC_SECTIONS, ImageSettings
 from rapid.data import ImageSet, fit_images, load_images
 from rapid.evaluate.features import FeatureSpace, train_feature_space
-from rapid.evaluate.fidelity import frechet_distance, neighbourhoods
+from rapid.evaluate.fidelity import NEIGHBOURS, frechet_distance, neighbourhoods
 from rapid.evaluate.utility import measure_utility
 from rapid.files import replacing, write_json
 from rapid.overrides import load_settings
 from rapid.runtime import choose_device, keep_freed_memory
 
-NEIGHBOURS = 5
 Json = dict[str, Any]
 
 
@@ -79,15 +77,13 @@ class Sweep:
                 changed.append(one)
         return Point(tuple(changed))
 
-    def run(self, done: Path, *arguments: object) -> float:
-        """Run a command of rapid, unless `done` is there; its seconds."""
+    def run(self, done: Path, *arguments: object) -> None:
+        """Run a command of rapid, unless `done` is there."""
         if done.exists():
-            return 0.0
+            return
         command = [sys.executable, "-m", "rapid", *map(str, arguments)]
         print("==", *command[2:], flush=True)
-        begin = time.monotonic()
         subprocess.run(command, check=True)
-        return time.monotonic() - begin
 
     def bundle(self, point: Point) -> Path:
         """The public bundle of a point: with the networks of the common one, where they are the same."""
@@ -117,18 +113,17 @@ class Sweep:
             images = file.with_suffix(".npz")
             chosen = _words(self.study["common"], "generation") + _set(point.part("generation"))
             plain = ("generate", "--model", model, "--count", count, "--seed", 0, *chosen, "--out", images)
-            seconds = self.run(images, *plain)
+            self.run(images, *plain)
             retrieval = Bundle.open(self.bundle(point), "--base").config.retrieval
-            found = self.judge(images) | {"generation_seconds": round(seconds, 1)}
-            write_json(file, found | {"retrieval": None if retrieval is None else retrieval.model_dump()})
+            write_json(file, self.judge(images) | {"retrieval": None if retrieval is None else retrieval.model_dump()})
         content: Json = json.loads(file.read_text(encoding="utf-8"))
         return {"settings": [], "again": point.again} | content
 
     def judge(self, images: Path) -> Json:
         """Accuracy after training on images, and how near they are to the real ones."""
         device = choose_device("auto")
-        form = ImageSettings()
         if self._judges is None:
+            form = ImageSettings.model_validate(self._common["image"])
             test = fit_images(load_images(self.test, "--test"), form, "--test")
             self._judges = test, train_feature_space([], test, device)
         test, space = self._judges

@@ -335,12 +335,13 @@ class Engine:
         images = sum(len(made) for _, made in step.made)
         self._images = 0.98 * self._images + images
         self._seconds = 0.98 * self._seconds + step.seconds
+        if self._watcher is not None:
+            # before whoever has an answer can ask for the numbers
+            self._watcher.stepped(name, line.batch, step)
         told = {job.order: job for job in self._jobs[name]}
         for order, made in step.made:
             if made:
                 told[order].tell(made)
-        if self._watcher is not None:
-            self._watcher.stepped(name, line.batch, step)
 
     def _refuse(self) -> None:
         """Let all that wait fail."""
