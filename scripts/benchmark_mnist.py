@@ -179,7 +179,7 @@ def write_results(report: Path, bench: Bench, rows: Sequence[Json]) -> None:
         seconds = row["seconds"]
         made = [second for second in seconds["generation"] if second is not None]
         lines.append(
-            f"| {row['epsilon']:g} | {row['objective']} | {' | '.join(cells)} | **{_interval(row['mean'])}** "
+            f"| {row['epsilon']:g} | {row['objective']} | {' | '.join(cells)} | {_bold(_interval(row['mean']))} "
             f"| {FIELD.get(row['epsilon'], '')} | {TARGETS.get(row['epsilon'], '')} "
             f"| {_minutes(seconds['private'])} | {_minutes(statistics.mean(made) if made else None)} |"
         )
@@ -213,6 +213,10 @@ def _interval(values: Sequence[float]) -> str:
         return ""
     spread = f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{spread}"
+
+
+def _bold(text: str) -> str:
+    return text and f"**{text}**"
 
 
 def _minutes(seconds: float | None) -> str:

@@ -100,7 +100,9 @@ class Sweep:
         base = self.bundle(point)
         target = self.out / f"private-{point.name(*PUBLIC_SECTIONS, 'private')}-{point.again}"
         chosen = _words(self.study["common"], "private") + _set(point.part("private"))
+        # null: where training begins; the preset's start of sampling may lie before that
         given = ("--base", base, "--private", self.private, "--epsilon", self.study["epsilon"])
+        chosen += _set(("generation.start=null",))
         plain = ("train-private", *given, "--preset", self.study["preset"], *chosen, "--out", target)
         self.run(target / "config.json", *plain, "--ledger", self.out / "ledger.jsonl", *_resume(target))
         return target
@@ -111,7 +113,8 @@ class Sweep:
         if not file.exists():
             model, count = self.model(point), self.study["images"]
             images = file.with_suffix(".npz")
-            chosen = _words(self.study["common"], "generation") + _set(point.part("generation"))
+            start = f"generation.start={self._common['generation']['start']}"
+            chosen = _set((start,)) + _words(self.study["common"], "generation") + _set(point.part("generation"))
             plain = ("generate", "--model", model, "--count", count, "--seed", 0, *chosen, "--out", images)
             self.run(images, *plain)
             retrieval = Bundle.open(self.bundle(point), "--base").config.retrieval
