@@ -1,4 +1,4 @@
-"""Line charts as SVG, for the scripts that compare settings; the project has no library for plots."""
+"""Charts of points as SVG, for the scripts that compare settings; the project has no library for plots."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT, MARGIN = 640, 400, 60
+LETTER = 7
+"""Width of a letter, about."""
 COLOURS = ("#1b6ca8", "#b8570f", "#3a7d2c", "#8a3d8f", "#5b5b5b")
 
 
@@ -15,19 +17,22 @@ def chart(
     columns: Sequence[str],
     lines: Mapping[str, Mapping[str, float]],
     band: tuple[float, float] | None = None,
+    *,
+    joined: bool = True,
 ) -> str:
-    """An SVG: values in percent over evenly spaced columns.
+    """An SVG: values over evenly spaced columns.
 
     Args:
-        title: what the values are.
+        title: what the values are, and their unit.
         across: what the columns are.
         columns: their names, from left to right.
-        lines: by name the value at each column, as a share; a column may be missing.
+        lines: by name the value at each column; a column may be missing.
         band: lowest and highest value of what all is compared with, drawn in grey.
+        joined: draw the lines, not the points alone: for columns that have an order.
     """
     values = [value for line in lines.values() for value in line.values()] + list(band or ())
     low, high = min(values), max(values)
-    room = 0.1 * (high - low) or 0.01
+    room = 0.1 * (high - low) or 1.0
     low, high = low - room, high + room
     inner = WIDTH - 2 * MARGIN
 
@@ -48,18 +53,20 @@ def chart(
     for mark in range(5):
         level = low + mark * (high - low) / 4
         parts.append(f'<path d="M{MARGIN} {y(level):.1f}H{WIDTH - MARGIN}" stroke="#ddd"/>')
-        parts.append(f'<text x="{MARGIN - 8}" y="{y(level) + 4:.1f}" text-anchor="end">{100 * level:.1f}</text>')
-    for column in columns:
-        parts.append(
-            f'<text x="{x(column):.1f}" y="{HEIGHT - MARGIN + 20}" text-anchor="middle">{escape(column)}</text>'
-        )
+        parts.append(f'<text x="{MARGIN - 8}" y="{y(level) + 4:.1f}" text-anchor="end">{level:.1f}</text>')
+    # names that are too wide for their column take turns on two lines
+    wide = max(map(len, columns)) * LETTER > inner / len(columns)
+    for place, column in enumerate(columns):
+        below = HEIGHT - MARGIN + (14 + 14 * (place % 2) if wide else 20)
+        parts.append(f'<text x="{x(column):.1f}" y="{below}" text-anchor="middle">{escape(column)}</text>')
     parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 14}" text-anchor="middle">{escape(across)}</text>')
-    parts.append(f'<text x="{MARGIN}" y="24">{escape(title)}, %</text>')
+    parts.append(f'<text x="{MARGIN}" y="24">{escape(title)}</text>')
     for place, (name, line) in enumerate(lines.items()):
         colour = COLOURS[place % len(COLOURS)]
         known = [(x(column), y(line[column])) for column in columns if column in line]
         points = " ".join(f"{a:.1f},{b:.1f}" for a, b in known)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        if joined:
+            parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{colour}"/>' for a, b in known]
         where = f'x="{WIDTH - MARGIN}" y="{24 + 18 * place}" text-anchor="end"'
         parts.append(f'<text {where} fill="{colour}">{escape(name)}</text>')

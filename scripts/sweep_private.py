@@ -1,7 +1,7 @@
 """What settings are worth: studies of a YAML file, each value trained, sampled and judged (see scripts/sweep-private).
 
 All of it is research on open data: accuracies are measured on real images, which a private run must never do.
-Results: `points.json`, `table.md` and a chart for each study.
+Results: `points.json`, `table.md` and `charts/`.
 """
 
 from __future__ import annotations
@@ -169,15 +169,30 @@ def write(out: Path, study: Json, base: list[Json], studies: dict[str, list[Json
             )
     with replacing(out / "table.md") as target:
         target.write_text("\n".join([*lines, ""]), encoding="utf-8")
-    known = [point["accuracy"] for point in base]
+    charts = out / "charts"
+    charts.mkdir(exist_ok=True)
     for name, points in studies.items():
-        labels = [", ".join(one.split("=", 1)[1] for one in point["settings"]) for point in points]
-        values = {label: point["accuracy"] for label, point in zip(labels, points, strict=True)}
-        title = "small CNN on real test images (grey: the base, repeated)"
-        with replacing(out / f"{name}.svg") as target:
-            target.write_text(chart(title, name, labels, {"": values}, (min(known), max(known))), encoding="utf-8")
+        everything = [*base, *points]
+        accuracies, distances = [100 * one["accuracy"] for one in everything], [one["frechet"] for one in everything]
+        draw(charts / f"{name}.svg", name, points, accuracies, "small CNN on real test images, %")
+        draw(charts / f"{name}-frechet.svg", name, points, distances, "Frechet distance to real test images")
+    known = [point["accuracy"] for point in base]
     print("\n".join(lines), flush=True)
     print(f"base: {100 * statistics.mean(known):.1f} %", flush=True)
+
+
+def draw(file: Path, study: str, points: list[Json], values: list[float], what: str) -> None:
+    """A chart of a study: the last `values` are those of its points, those before them of the base."""
+    words = [[one.split("=", 1)[1] for one in point["settings"]] for point in points]
+    # what all have in common tells nothing
+    shown = [place for place, found in enumerate(zip(*words, strict=True)) if len(set(found)) > 1] or [0]
+    labels = [", ".join(found[place] for place in shown) for found in words]
+    known, own = values[: -len(points)], dict(zip(labels, values[-len(points) :], strict=True))
+    title = f"{what} (grey: the base, repeated)"
+    ordered = all(label[0].isdigit() for label in labels)
+    picture = chart(title, study, labels, {"": own}, (min(known), max(known)), joined=ordered)
+    with replacing(file) as target:
+        target.write_text(picture, encoding="utf-8")
 
 
 def _set(settings: tuple[str, ...]) -> tuple[str, ...]:

@@ -43,8 +43,8 @@ def plot(points: list[dict[str, Any]]) -> str:
     calls = [str(count) for count in sorted({point["calls"] for point in points})]
     lines: dict[str, dict[str, float]] = {}
     for point in points:
-        lines.setdefault(point["sampler"], {})[str(point["calls"])] = point["accuracy"]
-    title = "small CNN on real test images after training on synthetic ones"
+        lines.setdefault(point["sampler"], {})[str(point["calls"])] = 100 * point["accuracy"]
+    title = "small CNN on real test images after training on synthetic ones, %"
     return chart(title, "network calls for an image", calls, lines)
 
 
