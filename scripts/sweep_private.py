@@ -100,8 +100,8 @@ class Sweep:
         base = self.bundle(point)
         target = self.out / f"private-{point.name(*PUBLIC_SECTIONS, 'private')}-{point.again}"
         chosen = _words(self.study["common"], "private") + _set(point.part("private"))
-        # null: where training begins; the preset's start of sampling may lie before that
         given = ("--base", base, "--private", self.private, "--epsilon", self.study["epsilon"])
+        # the preset's start of sampling may lie beyond where this point begins; measure() gives its own
         chosen += _set(("generation.start=null",))
         plain = ("train-private", *given, "--preset", self.study["preset"], *chosen, "--out", target)
         self.run(target / "config.json", *plain, "--ledger", self.out / "ledger.jsonl", *_resume(target))
@@ -176,9 +176,8 @@ def write(out: Path, study: Json, base: list[Json], studies: dict[str, list[Json
         accuracies, distances = [100 * one["accuracy"] for one in everything], [one["frechet"] for one in everything]
         draw(charts / f"{name}.svg", name, points, accuracies, "small CNN on real test images, %")
         draw(charts / f"{name}-frechet.svg", name, points, distances, "Frechet distance to real test images")
-    known = [point["accuracy"] for point in base]
     print("\n".join(lines), flush=True)
-    print(f"base: {100 * statistics.mean(known):.1f} %", flush=True)
+    print(f"base: {100 * statistics.mean(point['accuracy'] for point in base):.1f} %", flush=True)
 
 
 def draw(file: Path, study: str, points: list[Json], values: list[float], what: str) -> None:
