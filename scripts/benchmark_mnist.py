@@ -1,7 +1,8 @@
 """Letters -> MNIST, from raw data to a table: every step is a command that a user would run, and none is run twice.
 
-Results go to `--report`: `results.json`, `table.md` and `samples.png`. Numbers are accuracies on the real
-test set of classifiers that are trained on synthetic images only, by the field's protocol (`rapid evaluate`).
+Results go to `--report`: `results.json`, `table.md` and a picture for each row in `samples`; rows that are there, and
+not asked for, stay. Numbers are accuracies on the real test set of classifiers that are trained on synthetic images
+only, by the field's protocol (`rapid evaluate`).
 """
 
 from __future__ import annotations
@@ -165,13 +166,17 @@ def summarise(bench: Bench, row: Row, reports: Sequence[Json]) -> Json:
     }
 
 
-def write_results(report: Path, bench: Bench, rows: Sequence[Json]) -> None:
-    """Write `results.json` and the table."""
+def write_results(report: Path, bench: Bench, made: Sequence[Json]) -> None:
+    """Write `results.json` and the table: what was made, and the other rows that are there."""
     report.mkdir(parents=True, exist_ok=True)
+    file = report / "results.json"
+    earlier = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
+    by_name = {(row["epsilon"], row["objective"]): row for row in (*earlier, *made)}
+    rows = [by_name[name] for name in sorted(by_name)]
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     content = {"machine": machine, "images": bench.count, "seconds_public": bench.times.get("public"), "rows": rows}
-    write_json(report / "results.json", content)
-    columns = ["epsilon", "objective", *NETWORKS, "small", "mean of the three", "best of the field", "target"]
+    write_json(file, content)
+    columns = ["epsilon", "objective", "seeds", *NETWORKS, "small", "mean of the three", "best of the field", "target"]
     columns += ["private min", "generation min"]
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for row in rows:
@@ -179,8 +184,8 @@ def write_results(report: Path, bench: Bench, rows: Sequence[Json]) -> None:
         seconds = row["seconds"]
         made = [second for second in seconds["generation"] if second is not None]
         lines.append(
-            f"| {row['epsilon']:g} | {row['objective']} | {' | '.join(cells)} | {_bold(_interval(row['mean']))} "
-            f"| {FIELD.get(row['epsilon'], '')} | {TARGETS.get(row['epsilon'], '')} "
+            f"| {row['epsilon']:g} | {row['objective']} | {row['seeds']} | {' | '.join(cells)} "
+            f"| {_bold(_interval(row['mean']))} | {FIELD.get(row['epsilon'], '')} | {TARGETS.get(row['epsilon'], '')} "
             f"| {_minutes(seconds['private'])} | {_minutes(statistics.mean(made) if made else None)} |"
         )
     public = (
@@ -192,16 +197,11 @@ def write_results(report: Path, bench: Bench, rows: Sequence[Json]) -> None:
     print("\n".join([*lines, "", public]))
 
 
-def samples_picture(bench: Bench, rows: Sequence[Row]) -> Image.Image:
-    """The first images of each class at each epsilon, one row of the table below the other."""
-    pictures = []
-    for row in rows:
-        found = np.load(bench.images(row, 0))
-        lines = [(str(label), found["images"][found["labels"] == label][:20]) for label in range(10)]
-        pictures.append(table(lines, title=f"{row.objective}, epsilon = {row.epsilon:g}", scale=1))
-    width = max(picture.shape[1] for picture in pictures)
-    padded = [np.pad(p, ((0, 0), (0, width - p.shape[1]), (0, 0)), constant_values=255) for p in pictures]
-    return Image.fromarray(np.concatenate(padded))
+def samples_picture(bench: Bench, row: Row) -> Image.Image:
+    """The first images of each class."""
+    found = np.load(bench.images(row, 0))
+    lines = [(str(label), found["images"][found["labels"] == label][:20]) for label in range(10)]
+    return Image.fromarray(table(lines, title=f"{row.objective}, epsilon = {row.epsilon:g}", scale=1))
 
 
 def _resume(bundle: Path) -> tuple[str, ...]:
@@ -242,9 +242,9 @@ def main() -> None:
     results = []
     for row in rows:
         results.append(summarise(bench, row, [bench.report(row, seed) for seed in range(options.seeds)]))
-        write_results(options.report, bench, sorted(results, key=lambda found: (found["epsilon"], found["objective"])))
-    with replacing(options.report / "samples.png") as target:
-        samples_picture(bench, sorted(rows, key=lambda row: row.epsilon)).save(target)
+        write_results(options.report, bench, results)
+        with replacing(options.report / "samples" / f"{row.name}.png") as target:
+            samples_picture(bench, row).save(target)
 
 
 if __name__ == "__main__":

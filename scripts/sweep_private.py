@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,12 @@ from rapid.overrides import load_settings
 from rapid.runtime import choose_device, keep_freed_memory
 
 Json = dict[str, Any]
+
+MEASURES = (
+    ("", "accuracy", 100, "small CNN on real test images, %"),
+    ("-frechet", "frechet", 1, "Frechet distance to real test images"),
+)
+"""What charts show: the end of their names, key, scale, title."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,9 @@ class Sweep:
         return {"accuracy": accuracy, "frechet": frechet_distance(own, real), **near._asdict()}
 
     def _split(self) -> tuple[Path, Path]:
-        """The private images, and real ones that no training sees: the last of a random order."""
+        """The private images, and real ones that no training sees: their own set, or the last of a random order."""
+        if "test" in self.study:
+            return self.data / f"{self.study['private']}.npz", self.data / f"{self.study['test']}.npz"
         parts = self.out / "private.npz", self.out / "test.npz"
         if not all(part.exists() for part in parts):
             images = load_images(self.data / f"{self.study['private']}.npz", "--data")
@@ -172,26 +180,28 @@ def write(out: Path, study: Json, base: list[Json], studies: dict[str, list[Json
     charts = out / "charts"
     charts.mkdir(exist_ok=True)
     for name, points in studies.items():
-        everything = [*base, *points]
-        accuracies, distances = [100 * one["accuracy"] for one in everything], [one["frechet"] for one in everything]
-        draw(charts / f"{name}.svg", name, points, accuracies, "small CNN on real test images, %")
-        draw(charts / f"{name}-frechet.svg", name, points, distances, "Frechet distance to real test images")
+        for end, key, scale, title in MEASURES:
+            known = [scale * point[key] for point in base]
+            own = [(point, scale * point[key]) for point in points]
+            with replacing(charts / f"{name}{end}.svg") as target:
+                target.write_text(draw(f"{title} (grey: the base)", name, own, known), encoding="utf-8")
     print("\n".join(lines), flush=True)
     print(f"base: {100 * statistics.mean(point['accuracy'] for point in base):.1f} %", flush=True)
 
 
-def draw(file: Path, study: str, points: list[Json], values: list[float], what: str) -> None:
-    """A chart of a study: the last `values` are those of its points, those before them of the base."""
-    words = [[one.split("=", 1)[1] for one in point["settings"]] for point in points]
+def draw(title: str, study: str, points: Sequence[tuple[Json, float]], base: Sequence[float]) -> str:
+    """A chart of a study: the values of its points, a line for each training, and as a band those of the base."""
+    words = {tuple(point["settings"]): [one.split("=", 1)[1] for one in point["settings"]] for point, _ in points}
     # what all have in common tells nothing
-    shown = [place for place, found in enumerate(zip(*words, strict=True)) if len(set(found)) > 1] or [0]
-    labels = [", ".join(found[place] for place in shown) for found in words]
-    known, own = values[: -len(points)], dict(zip(labels, values[-len(points) :], strict=True))
-    title = f"{what} (grey: the base, repeated)"
-    ordered = all(label[0].isdigit() for label in labels)
-    picture = chart(title, study, labels, {"": own}, (min(known), max(known)), joined=ordered)
-    with replacing(file) as target:
-        target.write_text(picture, encoding="utf-8")
+    shown = [place for place, found in enumerate(zip(*words.values(), strict=True)) if len(set(found)) > 1] or [0]
+    labels = {settings: ", ".join(found[place] for place in shown) for settings, found in words.items()}
+    repeated, lines = any(point["again"] for point, _ in points), dict[str, dict[str, float]]()
+    for point, value in points:
+        name = f"training {point['again'] + 1}" if repeated else ""
+        lines.setdefault(name, {})[labels[tuple(point["settings"])]] = value
+    ordered = all(label[0].isdigit() for label in labels.values())
+    band = (min(base), max(base))
+    return chart(title, study, list(labels.values()), lines, band, joined=ordered)
 
 
 def _set(settings: tuple[str, ...]) -> tuple[str, ...]:
@@ -222,9 +232,11 @@ def main() -> None:
     studies: dict[str, list[Json]] = {}
     for name, points in study["studies"].items():
         studies[name] = []
-        for point in points:
-            studies[name].append(sweep.measure(sweep.point(point)) | {"settings": point})
-            write(report, study, base, studies)
+        for again in range(study["repeats"] if name in study.get("repeated", ()) else 1):
+            for point in points:
+                found = sweep.measure(replace(sweep.point(point), again=again))
+                studies[name].append(found | {"settings": point, "again": again})
+                write(report, study, base, studies)
 
 
 if __name__ == "__main__":
