@@ -164,7 +164,15 @@ def write(out: Path, study: Json, base: list[Json], studies: dict[str, list[Json
     """Write numbers, table and charts."""
     write_json(out / "points.json", {"study": study, "base": base, "studies": studies})
     columns = ("accuracy", "frechet", "precision", "recall", "coverage")
-    head = ["study", "settings", "accuracy, %", "Frechet distance", *columns[2:], "top-1 / top-5 of retrieval, %"]
+    head = [
+        "study",
+        "settings",
+        "training",
+        "accuracy, %",
+        "Frechet distance",
+        *columns[2:],
+        "top-1 / top-5 of retrieval, %",
+    ]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for name, points in {"base": base, **studies}.items():
         for point in points:
@@ -172,9 +180,8 @@ def write(out: Path, study: Json, base: list[Json], studies: dict[str, list[Json
             tops = "" if found is None else f"{100 * found['top1']:.1f} / {100 * found['top5']:.1f}"
             numbers = [f"{100 * point['accuracy']:.1f}", f"{point['frechet']:.1f}"]
             numbers += [f"{point[column]:.2f}" for column in columns[2:]]
-            lines.append(
-                f"| {name} | {', '.join(point['settings']) or 'as in common'} | {' | '.join(numbers)} | {tops} |"
-            )
+            settings = ", ".join(point["settings"]) or "as in common"
+            lines.append(f"| {name} | {settings} | {point['again'] + 1} | {' | '.join(numbers)} | {tops} |")
     with replacing(out / "table.md") as target:
         target.write_text("\n".join([*lines, ""]), encoding="utf-8")
     charts = out / "charts"
