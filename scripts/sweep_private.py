@@ -198,10 +198,13 @@ def write(out: Path, study: Json, base: list[Json], studies: dict[str, list[Json
 
 def draw(title: str, study: str, points: Sequence[tuple[Json, float]], base: Sequence[float]) -> str:
     """A chart of a study: the values of its points, a line for each training, and as a band those of the base."""
-    words = {tuple(point["settings"]): [one.split("=", 1)[1] for one in point["settings"]] for point, _ in points}
+    everything = [tuple(point["settings"]) for point, _ in points]
     # what all have in common tells nothing
-    shown = [place for place, found in enumerate(zip(*words.values(), strict=True)) if len(set(found)) > 1] or [0]
-    labels = {settings: ", ".join(found[place] for place in shown) for settings, found in words.items()}
+    common = set(everything[0]).intersection(*everything) if len(set(everything)) > 1 else set()
+    labels = {
+        settings: ", ".join(one.split("=", 1)[1] for one in settings if one not in common) or "as in common"
+        for settings in everything
+    }
     repeated, lines = any(point["again"] for point, _ in points), dict[str, dict[str, float]]()
     for point, value in points:
         name = f"training {point['again'] + 1}" if repeated else ""
