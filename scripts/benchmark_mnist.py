@@ -156,7 +156,10 @@ def summarise(bench: Bench, row: Row, reports: Sequence[Json]) -> Json:
         "networks": accuracies,
         "mean": means,
         "fidelity": [report["fidelity"]["synthetic"] for report in reports],
+        "images": bench.count,
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         "seconds": {
+            "public": times.get("public"),
             "private": times.get(row.name),
             "generation": [times.get(f"{row.name}-generate{seed}") for seed in range(len(reports))],
             "evaluation": [times.get(f"{row.name}-evaluate{seed}") for seed in range(len(reports))],
@@ -166,18 +169,16 @@ def summarise(bench: Bench, row: Row, reports: Sequence[Json]) -> Json:
     }
 
 
-def write_results(report: Path, bench: Bench, made: Sequence[Json]) -> None:
-    """Write `results.json` and the table: what was made, and the other rows that are there."""
+def write_results(report: Path, measured: Sequence[Json]) -> None:
+    """Write `results.json` and the table: the rows measured, and the others that are there."""
     report.mkdir(parents=True, exist_ok=True)
     file = report / "results.json"
     earlier = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
-    by_name = {(row["epsilon"], row["objective"]): row for row in (*earlier, *made)}
+    by_name = {(row["epsilon"], row["objective"]): row for row in (*earlier, *measured)}
     rows = [by_name[name] for name in sorted(by_name)]
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    content = {"machine": machine, "images": bench.count, "seconds_public": bench.times.get("public"), "rows": rows}
-    write_json(file, content)
+    write_json(file, {"rows": rows})
     columns = ["epsilon", "objective", "seeds", *NETWORKS, "small", "mean of the three", "best of the field", "target"]
-    columns += ["private min", "generation min"]
+    columns += ["public min", "private min", "generation min", "images for each seed", "machine"]
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for row in rows:
         cells = [_interval(row["networks"].get(name, [])) for name in (*NETWORKS, "small")]
@@ -186,15 +187,13 @@ def write_results(report: Path, bench: Bench, made: Sequence[Json]) -> None:
         lines.append(
             f"| {row['epsilon']:g} | {row['objective']} | {row['seeds']} | {' | '.join(cells)} "
             f"| {_bold(_interval(row['mean']))} | {FIELD.get(row['epsilon'], '')} | {TARGETS.get(row['epsilon'], '')} "
-            f"| {_minutes(seconds['private'])} | {_minutes(statistics.mean(made) if made else None)} |"
+            f"| {_minutes(seconds['public'])} | {_minutes(seconds['private'])} "
+            f"| {_minutes(statistics.mean(made) if made else None)} | {row['images']:,} | {row['machine']} |"
         )
-    public = (
-        f"Public stage: {_minutes(content['seconds_public'])} minutes. Machine: {machine}. {bench.count:,} synthetic "
-        "images for each seed; accuracies on mnist-test in percent, mean (lowest to highest).\n"
-    )
+    words = "Accuracies on mnist-test in percent: mean (lowest to highest) over the seeds of generation.\n"
     with replacing(report / "table.md") as target:
-        target.write_text("\n".join([*lines, "", public]), encoding="utf-8")
-    print("\n".join([*lines, "", public]))
+        target.write_text("\n".join([*lines, "", words]), encoding="utf-8")
+    print("\n".join([*lines, "", words]))
 
 
 def samples_picture(bench: Bench, row: Row) -> Image.Image:
@@ -242,7 +241,7 @@ def main() -> None:
     results = []
     for row in rows:
         results.append(summarise(bench, row, [bench.report(row, seed) for seed in range(options.seeds)]))
-        write_results(options.report, bench, results)
+        write_results(options.report, results)
         with replacing(options.report / "samples" / f"{row.name}.png") as target:
             samples_picture(bench, row).save(target)
 

@@ -164,15 +164,7 @@ def write(out: Path, study: Json, base: list[Json], studies: dict[str, list[Json
     """Write numbers, table and charts."""
     write_json(out / "points.json", {"study": study, "base": base, "studies": studies})
     columns = ("accuracy", "frechet", "precision", "recall", "coverage")
-    head = [
-        "study",
-        "settings",
-        "training",
-        "accuracy, %",
-        "Frechet distance",
-        *columns[2:],
-        "top-1 / top-5 of retrieval, %",
-    ]
+    head = ["study", "settings", "training", "accuracy, %", "Frechet distance", *columns[2:], "top-1 / top-5, %"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for name, points in {"base": base, **studies}.items():
         for point in points:
@@ -236,13 +228,16 @@ def main() -> None:
     options = parser.parse_args()
     keep_freed_memory()
     study = yaml.safe_load(options.study.read_text(encoding="utf-8"))
+    repeated = set(study.get("repeated", ()))
+    if unknown := repeated - set(study["studies"]):
+        parser.error(f"study: repeated names {', '.join(sorted(unknown))}, which is not under studies; mend the name")
     options.out.mkdir(parents=True, exist_ok=True)
     sweep, report = Sweep(options.data, options.out, study), options.report or options.study.parent
     base = [sweep.measure(Point((), again)) for again in range(study["repeats"])]
     studies: dict[str, list[Json]] = {}
     for name, points in study["studies"].items():
         studies[name] = []
-        for again in range(study["repeats"] if name in study.get("repeated", ()) else 1):
+        for again in range(study["repeats"] if name in repeated else 1):
             for point in points:
                 found = sweep.measure(replace(sweep.point(point), again=again))
                 studies[name].append(found | {"settings": point, "again": again})
