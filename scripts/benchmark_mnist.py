@@ -59,10 +59,11 @@ class Bench:
         data: holds the four image sets.
         count: synthetic images for each seed.
         classifiers: for `rapid evaluate`.
+        processes: of private training, which share the cores.
     """
 
-    def __init__(self, out: Path, data: Path, count: int, classifiers: str) -> None:
-        self.out, self.data, self.count, self.classifiers = out, data, count, classifiers
+    def __init__(self, out: Path, data: Path, count: int, classifiers: str, processes: int = 1) -> None:
+        self.out, self.data, self.count, self.classifiers, self.processes = out, data, count, classifiers, processes
         out.mkdir(parents=True, exist_ok=True)
         self._times = out / "times.json"
 
@@ -72,15 +73,19 @@ class Bench:
         found: dict[str, float] = json.loads(self._times.read_text()) if self._times.exists() else {}
         return found
 
-    def rapid(self, step: str, done: Path, *arguments: object) -> None:
+    def rapid(self, step: str, done: Path, *arguments: object, processes: int = 1) -> None:
         """Run a command of rapid, unless `done` is there."""
         if done.exists():
             return
-        command = [sys.executable, "-m", "rapid", *map(str, arguments)]
-        print(f"== {step}: rapid {' '.join(command[3:])}", flush=True)
+        command, environment = ["rapid", *map(str, arguments)], dict(os.environ)
+        launcher = [sys.executable, "-m"]
+        if processes > 1:
+            launcher += ["torch.distributed.run", "--nproc-per-node", str(processes), "-m"]
+            environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes))
+        print(f"== {step}: {' '.join(command)}", flush=True)
         begin = time.monotonic()
         try:
-            subprocess.run(command, check=True)
+            subprocess.run([*launcher, *command], check=True, env=environment)
         finally:
             write_json(self._times, self.times | {step: self.times.get(step, 0.0) + time.monotonic() - begin})
 
@@ -107,6 +112,7 @@ class Bench:
             *("train-private", "--base", base, "--private", self.set("mnist-train"), "--epsilon", row.epsilon),
             *(word for setting in settings for word in ("--set", setting)),
             *("--preset", PRESET, "--out", bundle, "--ledger", self.out / "ledger.jsonl", *_resume(bundle)),
+            processes=self.processes,
         )
         return bundle
 
@@ -233,8 +239,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="seeds 0 to SEEDS - 1 of the generation")
     parser.add_argument("--count", type=int, default=60_000)
     parser.add_argument("--classifiers", default="all")
+    parser.add_argument("--processes", type=int, default=1, help="of private training; on a CPU best one for each core")
     options = parser.parse_args()
-    bench = Bench(options.out, options.data, options.count, options.classifiers)
+    bench = Bench(options.out, options.data, options.count, options.classifiers, options.processes)
     wanted = [float(text) for text in options.epsilons.split(",")]
     rows = [Row(name, epsilon) for epsilon in wanted for name in options.objectives.split(",") if epsilon > 0]
     rows += [Row("public", 0.0)] if 0.0 in wanted else []
