@@ -226,7 +226,11 @@ class GenerationSettings(Section):
     """How images are sampled."""
 
     sampler: Literal["ddim", "pndm", "dpm-solver++"] = "ddim"
-    steps: int = Field(100, ge=1, description="network calls from T to 0 if nothing were skipped")
+    steps: int = Field(
+        100,
+        ge=1,
+        description="network calls from T to 0 if nothing were skipped, T // steps apart: if a rest is left, one more",
+    )
     retrieval: Literal["query", "class", "none"] = Field(
         "query",
         description="how the start of the late steps is found: by a query of step k (the paper), or an entry of a "

@@ -35,6 +35,9 @@ def chart(
     room = 0.1 * (high - low) or 1.0
     low, high = low - room, high + room
     inner = WIDTH - 2 * MARGIN
+    # names that are too wide for their column take turns on several lines
+    rows = -(-max(map(len, columns)) * LETTER * len(columns) // inner)
+    whole = HEIGHT + 14 * max(0, rows - 2)
 
     def x(column: str) -> float:
         return MARGIN + inner * (columns.index(column) + 0.5) / len(columns)
@@ -42,10 +45,10 @@ def chart(
     def y(value: float) -> float:
         return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (value - low) / (high - low)
 
-    box = f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13"'
+    box = f'viewBox="0 0 {WIDTH} {whole}" font-family="sans-serif" font-size="13"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {box}>',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<rect width="{WIDTH}" height="{whole}" fill="white"/>',
     ]
     if band is not None:
         top, height = y(band[1]), max(y(band[0]) - y(band[1]), 1)
@@ -54,12 +57,10 @@ def chart(
         level = low + mark * (high - low) / 4
         parts.append(f'<path d="M{MARGIN} {y(level):.1f}H{WIDTH - MARGIN}" stroke="#ddd"/>')
         parts.append(f'<text x="{MARGIN - 8}" y="{y(level) + 4:.1f}" text-anchor="end">{level:.1f}</text>')
-    # names that are too wide for their column take turns on two lines
-    wide = max(map(len, columns)) * LETTER > inner / len(columns)
     for place, column in enumerate(columns):
-        below = HEIGHT - MARGIN + (14 + 14 * (place % 2) if wide else 20)
+        below = HEIGHT - MARGIN + (14 + 14 * (place % rows) if rows > 1 else 20)
         parts.append(f'<text x="{x(column):.1f}" y="{below}" text-anchor="middle">{escape(column)}</text>')
-    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 14}" text-anchor="middle">{escape(across)}</text>')
+    parts.append(f'<text x="{WIDTH / 2}" y="{whole - 14}" text-anchor="middle">{escape(across)}</text>')
     parts.append(f'<text x="{MARGIN}" y="24">{escape(title)}</text>')
     for place, (name, line) in enumerate(lines.items()):
         colour = COLOURS[place % len(COLOURS)]

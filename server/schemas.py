@@ -63,7 +63,7 @@ class GenerateRequest(BaseModel):
     ] = None
     steps: Annotated[
         Annotated[StrictInt, Field(ge=1)] | None,
-        Field(description="network calls if retrieval saved none: more are finer and slower; null: the model's own"),
+        Field(description="calls if retrieval saved none: more are slower, up to a point finer; null: the model's own"),
     ] = None
 
     @field_validator("count", "steps")
