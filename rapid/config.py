@@ -229,7 +229,7 @@ class GenerationSettings(Section):
     steps: int = Field(
         100,
         ge=1,
-        description="network calls from T to 0 if nothing were skipped, T // steps apart: if a rest is left, one more",
+        description="network calls from T to 0 if nothing were skipped; T // steps apart: a rest makes more of them",
     )
     retrieval: Literal["query", "class", "none"] = Field(
         "query",

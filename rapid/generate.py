@@ -236,7 +236,8 @@ class Generator:
     def route(self, steps: int | None = None) -> Route:
         """The network calls of an image: `steps` of them from T to 0 if nothing were skipped; None as in the settings.
 
-        They are spaced evenly, so numbers of steps between which the spacing does not change are the same.
+        They are T // steps apart, so a rest makes more of them, and numbers of steps between which the spacing does not
+        change are the same.
         """
         stride = max(1, self.timesteps // (steps or self.settings.steps))
         if stride not in self._routes:

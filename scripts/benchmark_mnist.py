@@ -241,6 +241,9 @@ def main() -> None:
     parser.add_argument("--classifiers", default="all")
     parser.add_argument("--processes", type=int, default=1, help="of private training; on a CPU best one for each core")
     options = parser.parse_args()
+    for name in ("seeds", "count", "processes"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} {getattr(options, name)}: must be at least 1")
     bench = Bench(options.out, options.data, options.count, options.classifiers, options.processes)
     wanted = [float(text) for text in options.epsilons.split(",")]
     rows = [Row(name, epsilon) for epsilon in wanted for name in options.objectives.split(",") if epsilon > 0]
