@@ -23,10 +23,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from rapid.evaluate.networks import CLASSIFIERS
 from rapid.files import replacing, write_json
 from rapid.pictures import table
 
 PRESET = "letters-mnist"
+SETS = ("letters", "devanagari", "mnist-train", "mnist-test")
 OBJECTIVES = ("rapid", "late", "ldm")
 STEPS = {0.2: 80, 1.0: 150, 10.0: 600}
 """Private steps by epsilon: less noise pays for more steps. All other settings are those of the preset."""
@@ -226,6 +228,17 @@ def _bold(text: str) -> str:
     return text and f"**{text}**"
 
 
+def _words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _epsilons(text: str) -> list[float]:
+    found = [float(word) for word in _words(text)]
+    if not all(0 <= epsilon < float("inf") for epsilon in found):
+        raise ValueError(text)
+    return found
+
+
 def _minutes(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds / 60:.1f}"
 
@@ -236,23 +249,35 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the four .npz files")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmark-mnist"))
     parser.add_argument("--report", type=Path, default=Path("benchmarks/letters-mnist"))
-    parser.add_argument("--epsilons", default="1,0.2,10", help="0: the public model alone")
-    parser.add_argument("--objectives", default="rapid", help=f"some of {','.join(OBJECTIVES)}")
+    parser.add_argument("--epsilons", type=_epsilons, default="1,0.2,10", help="0: the public model alone")
+    parser.add_argument("--objectives", type=_words, default="rapid", help=f"some of {','.join(OBJECTIVES)}")
     parser.add_argument("--seeds", type=int, default=1, help="seeds 0 to SEEDS - 1 of the generation")
     parser.add_argument("--count", type=int, default=60_000)
-    parser.add_argument("--classifiers", default="all")
+    parser.add_argument("--classifiers", type=_words, default="all", help=f"all, or some of {','.join(CLASSIFIERS)}")
     parser.add_argument("--processes", type=int, default=1, help="of private training; on a CPU best one for each core")
     options = parser.parse_args()
     for name in ("seeds", "count", "processes"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} {getattr(options, name)}: must be at least 1")
-    bench = Bench(options.out, options.data, options.count, options.classifiers, options.processes)
-    wanted = [float(text) for text in options.epsilons.split(",")]
-    rows = [Row(name, epsilon) for epsilon in wanted for name in options.objectives.split(",") if epsilon > 0]
-    rows += [Row("public", 0.0)] if 0.0 in wanted else []
+    for name in SETS:
+        if not (options.data / f"{name}.npz").is_file():
+            parser.error(f"--data {options.data}: has no {name}.npz; name the folder of the four image sets")
+    if unknown := set(options.objectives) - set(OBJECTIVES):
+        parser.error(f"--objectives {', '.join(sorted(unknown))}: unknown; choose some of {','.join(OBJECTIVES)}")
+    classifiers = ",".join(options.classifiers)
+    if classifiers != "all" and (unknown := set(options.classifiers) - set(CLASSIFIERS)):
+        parser.error(f"--classifiers {', '.join(sorted(unknown))}: unknown; all, or some of {','.join(CLASSIFIERS)}")
+    bench = Bench(options.out, options.data, options.count, classifiers, options.processes)
+    rows = [Row(name, epsilon) for epsilon in options.epsilons for name in options.objectives if epsilon > 0]
+    rows += [Row("public", 0.0)] if 0.0 in options.epsilons else []
     results = []
     for row in rows:
-        results.append(summarise(bench, row, [bench.report(row, seed) for seed in range(options.seeds)]))
+        try:
+            reports = [bench.report(row, seed) for seed in range(options.seeds)]
+        except subprocess.CalledProcessError as error:
+            # the command has said what is wrong
+            sys.exit(error.returncode)
+        results.append(summarise(bench, row, reports))
         write_results(options.report, results)
         with replacing(options.report / "samples" / f"{row.name}.png") as target:
             samples_picture(bench, row).save(target)

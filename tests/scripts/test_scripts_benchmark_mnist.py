@@ -1,0 +1,108 @@
+"""scripts/benchmark-mnist as a process: what it refuses, and the table of runs that are done."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SETS = ("letters", "devanagari", "mnist-train", "mnist-test")
+
+
+def run(data: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / "benchmark_mnist.py"), "--data", str(data)]
+    command += ["--out", str(folder / "runs"), "--report", str(folder / "report"), *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in SETS:
+        (folder / f"{name}.npz").write_bytes(b"not looked at when all is done")
+    return folder
+
+
+def finished(runs: Path, name: str, accuracies: list[dict[str, float]]) -> None:
+    """The files that a row leaves, in the forms of `rapid generate` and `rapid evaluate`."""
+    for bundle in (runs / "public", runs / name):
+        bundle.mkdir(parents=True, exist_ok=True)
+        (bundle / "config.json").write_text(json.dumps({"settings": {"preset": bundle.name}}))
+    (runs / name / "privacy.json").write_text(json.dumps({"epsilon": 0.99}))
+    (runs / "times.json").write_text(json.dumps({"public": 600.0, name: 90.0, f"{name}-generate1": 30.0}))
+    for seed, found in enumerate(accuracies):
+        np.savez(runs / f"{name}-seed{seed}.npz", images=np.zeros((20, 8, 8), np.uint8), labels=np.arange(20) % 10)
+        networks = {network: {"accuracy": accuracy} for network, accuracy in found.items()}
+        utility = {"networks": networks, "mean": sum(found.values()) / len(found)}
+        report = {"utility": {"synthetic": utility}, "fidelity": {"synthetic": {"frechet": 1.0}}}
+        (runs / f"{name}-seed{seed}.json").write_text(json.dumps(report))
+
+
+def test_the_table_of_what_is_done(data: Path, tmp_path: Path) -> None:
+    one = {"resnet": 0.97, "wideresnet": 0.98, "resnext": 0.99}
+    two = {"resnet": 0.95, "wideresnet": 0.96, "resnext": 0.97}
+    finished(tmp_path / "runs", "rapid-1", [one, two])
+    done = run(data, tmp_path, "--epsilons", "1", "--seeds", "2")
+    assert done.returncode == 0, done.stderr
+    assert "==" not in done.stdout  # no command was run again
+    table = (tmp_path / "report" / "table.md").read_text()
+    line = next(line for line in table.splitlines() if line.startswith("| 1 | rapid | 2 |"))
+    assert "| 96.00 (95.00 to 97.00) | 97.00 (96.00 to 98.00) | 98.00 (97.00 to 99.00) |" in line
+    assert "| **97.00 (96.00 to 98.00)** |" in line
+    assert "| 10.0 | 1.5 | 0.5 |" in line  # minutes: public, private, generation of the seed that was timed
+    assert (tmp_path / "report" / "samples" / "rapid-1.png").exists()
+
+    finished(tmp_path / "runs", "ldm-1", [two])
+    done = run(data, tmp_path, "--epsilons", "1", "--objectives", "ldm")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "report" / "results.json").read_text())["rows"]
+    assert [(row["objective"], row["seeds"]) for row in rows] == [("ldm", 1), ("rapid", 2)]
+    assert rows[0]["settings"] == {"preset": "ldm-1"}
+    assert rows[0]["privacy"] == {"epsilon": 0.99}
+    assert rows[1]["mean"] == pytest.approx([98.0, 96.0])
+    assert line in (tmp_path / "report" / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "fix"),
+    [
+        ("--seeds", "0", "at least 1"),
+        ("--count", "-5", "at least 1"),
+        ("--processes", "0", "at least 1"),
+        ("--epsilons", "1,x", "1,x"),
+        ("--epsilons", "-1", "-1"),
+        ("--epsilons", "nan", "nan"),
+        ("--objectives", "rapid,fast", "rapid,late,ldm"),
+        ("--classifiers", "vgg", "resnet"),
+    ],
+)
+def test_bad_arguments(data: Path, tmp_path: Path, argument: str, value: str, fix: str) -> None:
+    done = run(data, tmp_path, f"{argument}={value}")
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert argument in last
+    assert fix in last
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_set_that_is_not_there(data: Path, tmp_path: Path) -> None:
+    (data / "devanagari.npz").unlink()
+    done = run(data, tmp_path)
+    assert done.returncode == 2
+    assert "devanagari.npz" in done.stderr.splitlines()[-1]
+
+
+def test_a_command_that_fails_ends_it(data: Path, tmp_path: Path) -> None:
+    done = run(data, tmp_path, "--epsilons", "1")
+    assert done.returncode == 2  # that of `rapid build-kb`, which says what is wrong with letters.npz
+    assert "letters.npz" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "report").exists()
