@@ -12,8 +12,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from commands import run_rapid
 from PIL import Image
 
 from rapid.evaluate.networks import CLASSIFIERS
@@ -79,15 +78,14 @@ class Bench:
         """Run a command of rapid, unless `done` is there."""
         if done.exists():
             return
-        command, environment = ["rapid", *map(str, arguments)], dict(os.environ)
-        launcher = [sys.executable, "-m"]
+        launcher, environment = list[str](), dict(os.environ)
         if processes > 1:
-            launcher += ["torch.distributed.run", "--nproc-per-node", str(processes), "-m"]
+            launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
             environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes))
-        print(f"== {step}: {' '.join(command)}", flush=True)
+        print(f"== {step}: rapid", *arguments, flush=True)
         begin = time.monotonic()
         try:
-            subprocess.run([*launcher, *command], check=True, env=environment)
+            run_rapid(arguments, launcher, environment)
         finally:
             write_json(self._times, self.times | {step: self.times.get(step, 0.0) + time.monotonic() - begin})
 
@@ -272,12 +270,7 @@ def main() -> None:
     rows += [Row("public", 0.0)] if 0.0 in options.epsilons else []
     results = []
     for row in rows:
-        try:
-            reports = [bench.report(row, seed) for seed in range(options.seeds)]
-        except subprocess.CalledProcessError as error:
-            # the command has said what is wrong
-            sys.exit(error.returncode)
-        results.append(summarise(bench, row, reports))
+        results.append(summarise(bench, row, [bench.report(row, seed) for seed in range(options.seeds)]))
         write_results(options.report, results)
         with replacing(options.report / "samples" / f"{row.name}.png") as target:
             samples_picture(bench, row).save(target)

@@ -10,8 +10,6 @@ import argparse
 import json
 import re
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 import yaml
 from charts import chart
+from commands import run_rapid
 
 from rapid.bundle import Bundle
 from rapid.config import PUBLIC_SECTIONS, ImageSettings
@@ -87,9 +86,8 @@ class Sweep:
         """Run a command of rapid, unless `done` is there."""
         if done.exists():
             return
-        command = [sys.executable, "-m", "rapid", *map(str, arguments)]
-        print("==", *command[2:], flush=True)
-        subprocess.run(command, check=True)
+        print("== rapid", *arguments, flush=True)
+        run_rapid(arguments)
 
     def bundle(self, point: Point) -> Path:
         """The public bundle of a point: with the networks of the common one, where they are the same."""

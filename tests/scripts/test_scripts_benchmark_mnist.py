@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +18,17 @@ ROOT = Path(__file__).parents[2]
 SETS = ("letters", "devanagari", "mnist-train", "mnist-test")
 
 
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def command(data: Path, folder: Path, *arguments: str) -> list[str]:
+    own = [sys.executable, str(ROOT / "scripts" / "benchmark_mnist.py"), "--data", str(data)]
+    return [*own, "--out", str(folder / "runs"), "--report", str(folder / "report"), *arguments]
+
+
 def run(data: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "benchmark_mnist.py"), "--data", str(data)]
-    command += ["--out", str(folder / "runs"), "--report", str(folder / "report"), *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    words = command(data, folder, *arguments)
+    return subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=120)
 
 
 @pytest.fixture
@@ -106,3 +115,28 @@ def test_a_command_that_fails_ends_it(data: Path, tmp_path: Path) -> None:
     assert "letters.npz" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "report").exists()
+
+
+def test_ctrl_c_lets_the_command_save_what_it_has(data: Path, tmp_path: Path, letters: Path) -> None:
+    for name in ("letters", "devanagari"):
+        shutil.copy(letters, data / f"{name}.npz")
+    # a shell starts background jobs with SIGINT ignored, and children inherit that but no handler
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    words = command(data, tmp_path, "--epsilons", "1")
+    with subprocess.Popen(
+        words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        shown = ""
+        while not re.search(r"autoencoder +: +[^|]*\|[^|]*\| +[1-9]", shown):
+            character = process.stderr.read(1)
+            assert character, shown
+            shown += character
+        # a terminal sends it to all processes of the group
+        os.killpg(process.pid, signal.SIGINT)
+        errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert "go on with --resume" in errors
+    assert "Traceback" not in errors
+    assert list((tmp_path / "runs" / "public" / "checkpoints").iterdir())
+    assert json.loads((tmp_path / "runs" / "times.json").read_text())["public"] > 0
