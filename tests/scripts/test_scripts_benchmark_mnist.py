@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[2]
 SETS = ("letters", "devanagari", "mnist-train", "mnist-test")
 
 
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+def environment() -> dict[str, str]:
+    """Taken when a test runs: by then it names the tests' own ledger."""
+    return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def command(data: Path, folder: Path, *arguments: str) -> list[str]:
@@ -28,7 +30,7 @@ def command(data: Path, folder: Path, *arguments: str) -> list[str]:
 
 def run(data: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     words = command(data, folder, *arguments)
-    return subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(words, env=environment(), capture_output=True, text=True, check=False, timeout=120)
 
 
 @pytest.fixture
@@ -124,7 +126,7 @@ def test_ctrl_c_lets_the_command_save_what_it_has(data: Path, tmp_path: Path, le
     signal.signal(signal.SIGINT, signal.default_int_handler)
     words = command(data, tmp_path, "--epsilons", "1")
     with subprocess.Popen(
-        words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stderr is not None
         shown = ""
