@@ -33,6 +33,8 @@ STEPS = {0.2: 80, 1.0: 150, 10.0: 600}
 """Private steps by epsilon: less noise pays for more steps. All other settings are those of the preset."""
 NETWORKS = ("resnet", "wideresnet", "resnext")
 TARGETS = {0.2: 94.0, 1.0: 97.0, 10.0: 98.4}
+PUBLIC_RETRIEVAL = "query"
+"""How images of epsilon 0 begin, which is the paper's way."""
 FIELD = {0.2: "86.3 (DPDM, CNN)", 1.0: "95.6 (DP-FETA)", 10.0: "98.1 (DP-FETA)"}
 """The best figures without overlap of public and private images: DPImageBench, and DPDM's own table at 0.2."""
 
@@ -128,7 +130,7 @@ class Bench:
             return target
         drawn = self.out / f"{row.name}-public{seed}.npz"
         model = self.public()
-        how = ("--set", "generation.retrieval=query")
+        how = ("--set", f"generation.retrieval={PUBLIC_RETRIEVAL}")
         arguments = ("generate", "--model", model, "--count", self.count, "--seed", seed, *how, "--out", drawn)
         self.rapid(f"{row.name}-generate{seed}", drawn, *arguments)
         if not target.exists():
@@ -156,7 +158,10 @@ def summarise(bench: Bench, row: Row, reports: Sequence[Json]) -> Json:
     means = [100 * found["mean"] for found in utility if found["mean"] is not None]
     times = bench.times
     private = bench.out / row.name / "privacy.json"
-    settings = bench.out / row.name / "config.json"
+    file = (bench.out / row.name if row.epsilon > 0 else bench.public()) / "config.json"
+    settings: Json | None = json.loads(file.read_text())["settings"] if file.exists() else None
+    if settings and row.epsilon == 0:
+        settings = settings | {"generation": settings["generation"] | {"retrieval": PUBLIC_RETRIEVAL}}
     return {
         "objective": row.objective,
         "epsilon": row.epsilon,
@@ -173,7 +178,7 @@ def summarise(bench: Bench, row: Row, reports: Sequence[Json]) -> Json:
             "evaluation": [times.get(f"{row.name}-evaluate{seed}") for seed in range(len(reports))],
         },
         "privacy": json.loads(private.read_text()) if private.exists() else None,
-        "settings": json.loads(settings.read_text())["settings"] if settings.exists() else None,
+        "settings": settings,
     }
 
 

@@ -82,6 +82,24 @@ def test_the_table_of_what_is_done(data: Path, tmp_path: Path) -> None:
     assert line in (tmp_path / "report" / "table.md").read_text()
 
 
+def test_the_row_of_the_public_model(data: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    finished(runs, "public-0", [{"resnet": 0.1}])
+    (runs / "public-0" / "privacy.json").unlink()
+    (runs / "public-0" / "config.json").unlink()
+    settings = {"preset": "letters-mnist", "generation": {"steps": 6, "retrieval": "class"}}
+    (runs / "public" / "config.json").write_text(json.dumps({"settings": settings}))
+    labels = np.arange(60) % 49
+    np.savez(runs / "public-0-public0.npz", images=np.zeros((60, 8, 8), np.uint8), labels=labels)
+    (runs / "public-0-seed0.npz").unlink()
+    done = run(data, tmp_path, "--epsilons", "0")
+    assert done.returncode == 0, done.stderr
+    row = json.loads((tmp_path / "report" / "results.json").read_text())["rows"][0]
+    assert row["privacy"] is None
+    assert row["settings"] == {"preset": "letters-mnist", "generation": {"steps": 6, "retrieval": "query"}}
+    assert np.load(runs / "public-0-seed0.npz")["labels"].tolist() == [label % 10 for label in labels]
+
+
 @pytest.mark.parametrize(
     ("argument", "value", "fix"),
     [
