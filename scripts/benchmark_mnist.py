@@ -33,10 +33,10 @@ STEPS = {0.2: 80, 1.0: 150, 10.0: 600}
 """Private steps by epsilon: less noise pays for more steps. All other settings are those of the preset."""
 NETWORKS = ("resnet", "wideresnet", "resnext")
 TARGETS = {0.2: 94.0, 1.0: 97.0, 10.0: 98.4}
-PUBLIC_RETRIEVAL = "query"
-"""How images of epsilon 0 begin, which is the paper's way."""
 FIELD = {0.2: "86.3 (DPDM, CNN)", 1.0: "95.6 (DP-FETA)", 10.0: "98.1 (DP-FETA)"}
 """The best figures without overlap of public and private images: DPImageBench, and DPDM's own table at 0.2."""
+PUBLIC_RETRIEVAL = "query"
+"""`generation.retrieval` at epsilon 0: the paper's."""
 
 Json = dict[str, Any]
 
@@ -120,6 +120,16 @@ class Bench:
         )
         return bundle
 
+    def settings(self, row: Row) -> Json | None:
+        """The settings that the images of a row were made with; None if its bundle is not there."""
+        file = self.out / (row.name if row.epsilon > 0 else "public") / "config.json"
+        if not file.exists():
+            return None
+        found: Json = json.loads(file.read_text())["settings"]
+        if row.epsilon == 0:
+            found["generation"]["retrieval"] = PUBLIC_RETRIEVAL
+        return found
+
     def images(self, row: Row, seed: int) -> Path:
         """Balanced synthetic images; at epsilon 0 those of the public model, whose classes are dealt to the digits."""
         target = self.out / f"{row.name}-seed{seed}.npz"
@@ -158,10 +168,6 @@ def summarise(bench: Bench, row: Row, reports: Sequence[Json]) -> Json:
     means = [100 * found["mean"] for found in utility if found["mean"] is not None]
     times = bench.times
     private = bench.out / row.name / "privacy.json"
-    file = (bench.out / row.name if row.epsilon > 0 else bench.public()) / "config.json"
-    settings: Json | None = json.loads(file.read_text())["settings"] if file.exists() else None
-    if settings and row.epsilon == 0:
-        settings = settings | {"generation": settings["generation"] | {"retrieval": PUBLIC_RETRIEVAL}}
     return {
         "objective": row.objective,
         "epsilon": row.epsilon,
@@ -178,7 +184,7 @@ def summarise(bench: Bench, row: Row, reports: Sequence[Json]) -> Json:
             "evaluation": [times.get(f"{row.name}-evaluate{seed}") for seed in range(len(reports))],
         },
         "privacy": json.loads(private.read_text()) if private.exists() else None,
-        "settings": settings,
+        "settings": bench.settings(row),
     }
 
 
@@ -236,9 +242,12 @@ def _words(text: str) -> list[str]:
 
 
 def _epsilons(text: str) -> list[float]:
-    found = [float(word) for word in _words(text)]
+    try:
+        found = [float(word) for word in _words(text)]
+    except ValueError:
+        found = [float("nan")]
     if not all(0 <= epsilon < float("inf") for epsilon in found):
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text}: must be numbers of at least 0 with commas, such as 0,0.2,1")
     return found
 
 
