@@ -18,10 +18,10 @@ from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClippi
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from rapid.config import Settings
-from rapid.models import Denoiser
-from rapid.overrides import load_settings
-from rapid.private import Plan, PrivateMechanism
+from rapid.config.presets import load_settings
+from rapid.config.sections import Settings
+from rapid.dp import Plan, PrivateMechanism
+from rapid.nn import Denoiser
 from rapid.runtime import choose_device, keep_freed_memory
 
 CLASSES, CLIP_NORM = 10, 0.1

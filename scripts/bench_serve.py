@@ -21,8 +21,8 @@ import httpx
 import numpy as np
 import torch
 
-from rapid.bundle import Bundle
-from rapid.generate import Generator
+from rapid.bundle.format import Bundle
+from rapid.methods.rapid.generator import Generator
 from rapid.runtime import choose_device, keep_freed_memory
 
 BATCHES = (32, 64, 128, 256, 512)

@@ -258,7 +258,7 @@ def queued(client: httpx.Client) -> float:
     return float(found[1])
 
 
-def judge(samples: list[Sample], load: Load, left: float) -> list[str]:
+def probe(samples: list[Sample], load: Load, left: float) -> list[str]:
     """What is wrong; empty if all is well."""
     third = len(samples) // 3
     middle, last = (
@@ -331,7 +331,7 @@ def run(options: argparse.Namespace) -> tuple[Json, list[str]]:
             process.kill()
         log.seek(0)
         text = log.read().decode(errors="replace")
-    wrong = judge(samples, load, left)
+    wrong = probe(samples, load, left)
     if status:
         wrong.append(f"the server ended with {status}")
     if traces := text.count("Traceback (most recent call last)"):

@@ -1,4 +1,4 @@
-"""What settings are worth: studies of a YAML file, each value trained, sampled and judged (see scripts/sweep-private).
+"""What settings are worth: studies of a YAML file, each value trained and measured (see scripts/sweep-private).
 
 All of it is research on open data: accuracies are measured on real images, which a private run must never do.
 Results: `points.json`, `table.md` and `charts/`.
@@ -20,14 +20,14 @@ import yaml
 from charts import chart
 from commands import run_rapid
 
-from rapid.bundle import Bundle
-from rapid.config import PUBLIC_SECTIONS, ImageSettings
+from rapid.bundle.format import Bundle
+from rapid.config.presets import load_settings
+from rapid.config.sections import PUBLIC_SECTIONS, ImageSettings
 from rapid.data import ImageSet, fit_images, load_images
 from rapid.evaluate.features import FeatureSpace, train_feature_space
 from rapid.evaluate.fidelity import NEIGHBOURS, frechet_distance, neighbourhoods
 from rapid.evaluate.utility import measure_utility
 from rapid.files import replacing, write_json
-from rapid.overrides import load_settings
 from rapid.runtime import choose_device, keep_freed_memory
 
 Json = dict[str, Any]
@@ -70,7 +70,7 @@ class Sweep:
         self.public = [word for name in study["public"] for word in ("--public", data / f"{name}.npz")]
         self.private, self.test = self._split()
         self._common = load_settings(study["preset"], study["common"]).model_dump(mode="json")
-        self._judges: tuple[ImageSet, FeatureSpace] | None = None
+        self._probes: tuple[ImageSet, FeatureSpace] | None = None
 
     def point(self, settings: Sequence[str]) -> Point:
         """What settings change: those that are as in common need not be made again."""
@@ -112,7 +112,7 @@ class Sweep:
         return target
 
     def measure(self, point: Point) -> Json:
-        """Make and judge the images of a point."""
+        """Make and probe the images of a point."""
         file = self.out / f"point-{point.name(*PUBLIC_SECTIONS, 'private', 'generation')}-{point.again}.json"
         if not file.exists():
             model, count = self.model(point), self.study["images"]
@@ -122,18 +122,18 @@ class Sweep:
             plain = ("generate", "--model", model, "--count", count, "--seed", 0, *chosen, "--out", images)
             self.run(images, *plain)
             retrieval = Bundle.open(self.bundle(point), "--base").config.retrieval
-            write_json(file, self.judge(images) | {"retrieval": None if retrieval is None else retrieval.model_dump()})
+            write_json(file, self.probe(images) | {"retrieval": None if retrieval is None else retrieval.model_dump()})
         content: Json = json.loads(file.read_text(encoding="utf-8"))
         return {"settings": [], "again": point.again} | content
 
-    def judge(self, images: Path) -> Json:
+    def probe(self, images: Path) -> Json:
         """Accuracy after training on images, and how near they are to the real ones."""
         device = choose_device("auto")
-        if self._judges is None:
+        if self._probes is None:
             form = ImageSettings.model_validate(self._common["image"])
             test = fit_images(load_images(self.test, "--test"), form, "--test")
-            self._judges = test, train_feature_space([], test, device)
-        test, space = self._judges
+            self._probes = test, train_feature_space([], test, device)
+        test, space = self._probes
         made = load_images(images, "--synthetic")
         utility = measure_utility(made, test, device, images.stem, ["small"])
         real, own = space.extract(test.images, "features, test"), space.extract(made.images, "features, synthetic")

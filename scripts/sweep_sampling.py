@@ -11,12 +11,12 @@ from typing import Any, get_args
 import torch
 from charts import chart
 
-from rapid.bundle import Bundle
+from rapid.bundle.format import Bundle
 from rapid.data import ImageSet, fit_images, load_images
-from rapid.diffusion.samplers import SamplerName
+from rapid.diffusion.solvers import SamplerName
 from rapid.evaluate.utility import measure_utility
 from rapid.files import replacing, write_json
-from rapid.generate import Generator
+from rapid.methods.rapid.generator import Generator
 from rapid.runtime import choose_device, keep_freed_memory
 
 STEPS = (10, 20, 40, 80, 200)

@@ -11,12 +11,11 @@ import pytest
 import torch
 from tests_support import TINY
 
-from rapid.bundle import Bundle
-from rapid.config import Settings
+from rapid.bundle.format import Bundle
+from rapid.config.presets import load_settings
+from rapid.config.sections import Settings
 from rapid.data import load_images, sample_path
-from rapid.overrides import load_settings
-from rapid.private import train_private_bundle
-from rapid.public import build_public_bundle
+from rapid.stages import build_public_bundle, train_private_bundle
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from rapid.data import ImageSet
-from rapid.generate import Generator
+from rapid.methods.rapid.generator import Generator
 
 TINY = [
     "autoencoder.channels=8",
@@ -25,11 +25,11 @@ TINY = [
     "encoder.features=8",
     "encoder.training.steps=2",
     "encoder.training.batch_size=8",
-    "judge.channels=4",
-    "judge.features=16",
-    "judge.training.steps=2",
-    "judge.training.batch_size=8",
-    "private.judge.steps=3",
+    "probe.channels=4",
+    "probe.features=16",
+    "probe.training.steps=2",
+    "probe.training.batch_size=8",
+    "private.probe.steps=3",
     "private.expected_batch=20",
     "private.steps=3",
     "private.physical_batch=8",

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from rapid.config import ImageSettings
+from rapid.config.sections import ImageSettings
 from rapid.data.images import ImageSet
 from rapid.errors import InputError
 

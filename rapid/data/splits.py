@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid.config import SplitSettings
+from rapid.config.sections import SplitSettings
 from rapid.errors import InputError
 
 

@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from rapid.config import ScheduleSettings
+from rapid.config.sections import ScheduleSettings
 
 
 class Schedule:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rapid.bundle import Bundle
+from rapid.bundle.format import Bundle
 from rapid.data import ImageSet, to_uint8
 from rapid.diffusion import Schedule
 from rapid.evaluate.neighbours import Nearest, nearest_images
@@ -55,7 +55,7 @@ def compare_with(
 
     Args:
         name: of the reference set.
-        synthetic: to be judged.
+        synthetic: to be evaluated.
         reference: uint8, M images of the same form.
         real: uint8, the real test images, of the same form.
         device: where to search.

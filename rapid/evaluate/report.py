@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import rapid
-from rapid.bundle import Bundle
+from rapid.bundle.format import Bundle
 from rapid.data import ImageSet, fit_images
 from rapid.errors import InputError
 from rapid.evaluate import features, training
@@ -45,7 +45,7 @@ class Request:
     """What to evaluate.
 
     Attributes:
-        synthetic: the images to be judged.
+        synthetic: the images to be evaluated.
         real: real test images.
         train_real: real training images, for what perfection would give.
         open_data: the caller says that `train_real` is open data.
@@ -209,7 +209,7 @@ def _check_sets(sets: Sets, request: Request) -> None:
 def _utility(sets: Sets, request: Request, device: torch.device) -> Json:
     return {"protocol": protocol_in_words(request.epochs)} | {
         name: measure_utility(images, sets.real, device, name, request.classifiers, request.epochs)
-        for name, images in _judged(sets).items()
+        for name, images in _probed(sets).items()
     }
 
 
@@ -217,7 +217,7 @@ def _fidelity(sets: Sets, request: Request, device: torch.device) -> Json:
     space = train_feature_space(sets.public, sets.real, device, min(request.epochs, features.EPOCHS))
     real = space.extract(sets.real.images, "features, test")
     found: Json = {"features": space.words, "k": NEIGHBOURS}
-    for name, images in _judged(sets).items():
+    for name, images in _probed(sets).items():
         vectors = space.extract(images.images, f"features, {name}")
         with Progress(f"neighbours, {name}", 2 * len(real) + len(images), "image") as progress:
             measures = neighbourhoods(real, vectors, NEIGHBOURS, device, progress.advance)
@@ -248,7 +248,7 @@ def _frechet_by_class(
 def _fid(network: torch.nn.Module, sets: Sets, request: Request, device: torch.device) -> Json:
     real = inception_features(network, sets.real.images, device, "inception, real")
     found: Json = {"weights": request.inception.name if request.inception else None}
-    for name, images in _judged(sets).items():
+    for name, images in _probed(sets).items():
         found[name] = {
             "fid": frechet_distance(inception_features(network, images.images, device, f"inception, {name}"), real),
             "images": len(images),
@@ -256,7 +256,7 @@ def _fid(network: torch.nn.Module, sets: Sets, request: Request, device: torch.d
     return found
 
 
-def _judged(sets: Sets) -> dict[str, ImageSet]:
+def _probed(sets: Sets) -> dict[str, ImageSet]:
     """The sets that are held against the real test images; real training images show what perfection would give."""
     return {"synthetic": sets.synthetic} | ({} if sets.train_real is None else {"real": sets.train_real})
 

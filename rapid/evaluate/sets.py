@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid.config import ImageSettings
+from rapid.config.sections import ImageSettings
 from rapid.data import ImageSet, fit_images, load_images
 from rapid.errors import InputError
 from rapid.evaluate.training import labels_of
@@ -21,7 +21,7 @@ class Sets:
 
     Attributes:
         form: size and channels: the largest side of all images, the colour of the synthetic ones.
-        synthetic: to be judged.
+        synthetic: to be evaluated.
         real: test images.
         train_real: real training images, on open data only.
         public: public images, each set apart.
@@ -40,7 +40,7 @@ def load_sets(
     """Read the sets and pad them with black to the size of the largest; no image is scaled.
 
     Args:
-        synthetic: path of the images to be judged; they fix whether all become grey or RGB.
+        synthetic: path of the images to be evaluated; they fix whether all become grey or RGB.
         real: path of the test images.
         train_real: path of the real training images.
         public: paths of the public images.
@@ -55,7 +55,9 @@ def load_sets(
     sides = [side for s in (made, test, training, *others) if s is not None for side in s.images.shape[1:3]]
     size = max(*sides, model_size)
     if size < 4:
-        raise InputError(f"--synthetic {synthetic}: images of less than 4x4 pixels cannot be judged; give larger ones")
+        raise InputError(
+            f"--synthetic {synthetic}: images of less than 4x4 pixels cannot be evaluated; give larger ones"
+        )
     form = ImageSettings(size=size, channels=1 if made.channels == 1 else 3)
     return Sets(
         form,

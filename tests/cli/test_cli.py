@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from tests_support import TINY
 
-from rapid.bundle import Bundle
-from rapid.cli import main
-from rapid.private.accountant import Release, prv_epsilon
+from rapid.bundle.format import Bundle
+from rapid.cli.parser import main
+from rapid.dp.accounting import Release, prv_epsilon
 
 Paths = dict[str, Path]
 
@@ -169,15 +169,15 @@ def test_generate_and_info(paths: Paths, capfd: pytest.CaptureFixture[str]) -> N
 def test_plan_prints_what_trainings_would_cost(paths: Paths, capfd: pytest.CaptureFixture[str]) -> None:
     command = "plan --size 60000 --epsilon 1 --epsilon 4 --batch 1000 --batch 2000 --steps 100 --delta 1e-6 --json"
     assert main([*command.split(), "--set", "private.multiplicity=3", "--set", "private.group_size=2"]) == 0
-    judged = json.loads(capfd.readouterr().out)
-    without = ["private.multiplicity=3", "private.group_size=2", "private.judge.share=0"]
+    probed = json.loads(capfd.readouterr().out)
+    without = ["private.multiplicity=3", "private.group_size=2", "private.probe.share=0"]
     without.append("private.overlap.share=0")
     assert main([*command.split(), *(part for override in without for part in ("--set", override))]) == 0
     found = json.loads(capfd.readouterr().out)
     assert found["dataset_size"] == 60000
-    assert (judged["judge_share"], found["judge_share"]) == (0.4, 0)
-    assert (judged["overlap_share"], found["overlap_share"]) == (0.05, 0)
-    for shared, alone in zip(judged["plans"], found["plans"], strict=True):
+    assert (probed["probe_share"], found["probe_share"]) == (0.4, 0)
+    assert (probed["overlap_share"], found["overlap_share"]) == (0.05, 0)
+    for shared, alone in zip(probed["plans"], found["plans"], strict=True):
         assert 0.97 * shared["epsilon_wanted"] <= shared["epsilon_prv"] <= shared["epsilon_wanted"]
         assert shared["noise_multiplier"] > alone["noise_multiplier"]
     assert [(row["epsilon_wanted"], row["expected_batch"]) for row in found["plans"]] == [
@@ -269,7 +269,7 @@ def test_a_stop_is_remembered_whatever_becomes_of_the_exception(number: signal.S
     # safetensors, for one, turns a KeyboardInterrupt within it into a ValueError
     program = """
 import os, sys
-from rapid import cli, commands
+from rapid.cli import commands, parser as cli
 
 def command(options):
     try:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rapid.cli import main
-from rapid.private.ledger import Ledger
-from rapid.workspace import Workspace
+from rapid.cli.parser import main
+from rapid.dp.ledger import Ledger
+from rapid.training.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_second_run_beyond_the_limit_is_refused(
     assert rapid("ledger", "limit", digits, "--epsilon", 1.1, "--delta", 1e-4, ledger=ledger).returncode == 0
     copied = rapid(*train, *arguments, ledger=ledger)
     assert copied.returncode == 3, copied.stderr
-    assert (tmp_path / "moved" / "judge").exists()
+    assert (tmp_path / "moved" / "probe").exists()
     # one digit in one line
     ledger.write_text(ledger.read_text().replace('"epsilon": 1.2', '"epsilon": 9.2', 1))
     for command in (["ledger", "verify"], [*train, "--epsilon", 1, "--out", tmp_path / "second"]):
@@ -106,12 +106,12 @@ def test_a_stopped_run_is_charged_for_its_steps(
     assert process.returncode == 130, stderr
     reserved, settled = Ledger(ledger).entries()
     assert (reserved.kind, settled.kind) == ("reserve", "settle")
-    # check, judge and denoiser; of the last some steps
+    # check, probe and denoiser; of the last some steps
     planned = {release.noise_multiplier: release.steps for release in reserved.releases}
     taken = {release.noise_multiplier: release.steps for release in settled.releases}
-    denoiser, check, judge = planned
-    assert planned == {denoiser: 4000, check: 1, judge: 3}
-    assert taken == {denoiser: taken[denoiser], check: 1, judge: 3}
+    denoiser, check, probe = planned
+    assert planned == {denoiser: 4000, check: 1, probe: 3}
+    assert taken == {denoiser: taken[denoiser], check: 1, probe: 3}
     assert 0 < taken[denoiser] < 4000
 
 
@@ -120,7 +120,7 @@ def test_two_processes_do_not_share_an_output_folder(
     tmp_path: Path, public_bundle: Path, digits: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    with Workspace.enter(out, "train-private", {}, resume=False):
+    with RunFolder.enter(out, "train-private", {}, resume=False):
         command = f"train-private --base {public_bundle} --private {digits} --epsilon 1 --out {out} --resume"
         assert main(command.split()) == 2
     assert "another process works in it" in last(capfd.readouterr().err)

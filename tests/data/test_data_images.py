@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rapid.config import ImageSettings, SplitSettings
+from rapid.config.sections import ImageSettings, SplitSettings
 from rapid.data import ImageSet, fit_images, join, load_images, sample_path, split_indices, to_uint8, to_unit_range
 from rapid.errors import InputError
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rapid.config import ScheduleSettings
+from rapid.config.sections import ScheduleSettings
 from rapid.diffusion import Schedule
-from rapid.diffusion.objectives import info_nce, noise_prediction_loss
-from rapid.diffusion.samplers import SamplerName, Solver, early_grid, late_grid
+from rapid.diffusion.losses import info_nce, noise_prediction_loss
+from rapid.diffusion.solvers import SamplerName, Solver, early_grid, late_grid
 
 SCHEDULE = Schedule.build(ScheduleSettings())
 SAMPLERS: list[SamplerName] = ["ddim", "pndm", "dpm-solver++"]

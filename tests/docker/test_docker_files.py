@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from rapid_server.settings import ServerSettings
 
 from rapid.pictures import encode_png
-from server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rapid.bundle import Bundle
+from rapid.bundle.format import Bundle
 from rapid.data import ImageSet, to_uint8
 from rapid.diffusion import Schedule
 from rapid.errors import InputError

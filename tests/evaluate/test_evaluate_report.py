@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from tests_support import bright_and_dark, save
 
-from rapid.cli import main
+from rapid.cli.parser import main
 from rapid.evaluate import Request, evaluate, training, write_report
 from rapid.evaluate.networks import CLASSIFIERS
 
@@ -124,7 +124,7 @@ def test_other_methods_images_in_colour_and_names_that_need_escaping(tmp_path: P
     assert report.content["fidelity"]["synthetic"]["frechet_by_class"].keys() == {f"{name}'\"", "bright"}
 
 
-def test_unlabelled_images_are_judged_without_utility(tmp_path: Path) -> None:
+def test_unlabelled_images_are_probed_without_utility(tmp_path: Path) -> None:
     made = replace(bright_and_dark(20, 0, shape=(8, 8, 3)), labels=None, classes=())
     paths = {
         "made": save(tmp_path / "made.npz", made),

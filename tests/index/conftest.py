@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from index import KnowledgeBaseWriter
+from rapid_index import KnowledgeBaseWriter
 
 NETWORKS = {"autoencoder": "a" * 64, "denoiser": "d" * 64, "encoder": "e" * 64}
 SETTINGS: dict[str, Any] = {"k": 600, "v": 200, "timesteps": 1000, "networks": NETWORKS}

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from index.files import NpyFile, fsync, sha256
+from rapid_index.files import NpyFile, fsync, sha256
 
 
 @settings(max_examples=30, deadline=None)

@@ -2,12 +2,11 @@ import sys
 
 import numpy as np
 import pytest
+import rapid_index.keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-
-import index.keys
-from index import KnowledgeBase, KnowledgeBaseError
+from rapid_index import KnowledgeBase, KnowledgeBaseError
 
 TYPES = ["flat", "hnsw", "ivf"]
 
@@ -68,7 +67,7 @@ def test_many_at_once_is_one_by_one(tmp_path, build, index_type):
 
 @pytest.mark.parametrize("index_type", TYPES)
 def test_all_entries_as_neighbours(tmp_path, build, clusters, index_type, monkeypatch):
-    monkeypatch.setattr(index.keys, "IVF_PROBES", 1)
+    monkeypatch.setattr(rapid_index.keys, "IVF_PROBES", 1)
     keys = clusters(400, 8)
     kb = KnowledgeBase.open(build(tmp_path / "kb", keys, index_type=index_type))
     found = kb.search(keys[:20], 400)
@@ -97,7 +96,7 @@ def test_rows_that_a_graph_misses_are_searched_exactly(tmp_path, build, clusters
 
 @pytest.fixture(scope="module", params=TYPES)
 def small(request, tmp_path_factory):
-    from index import KnowledgeBaseWriter
+    from rapid_index import KnowledgeBaseWriter
 
     keys = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
     keys[0] = 0
@@ -157,7 +156,7 @@ def test_queries_in_any_memory_order(small):
 @pytest.mark.parametrize("index_type", TYPES)
 @pytest.mark.parametrize("batch", [1, 30, 100, 1000])
 def test_order_of_entries_across_training(tmp_path, build, clusters, index_type, batch, monkeypatch):
-    monkeypatch.setattr(index.keys, "TRAINING_KEYS", 100)
+    monkeypatch.setattr(rapid_index.keys, "TRAINING_KEYS", 100)
     keys = clusters(250, 8)
     kb = KnowledgeBase.open(build(tmp_path / "kb", keys, index_type=index_type, batch=batch))
     assert np.array_equal(kb.search(keys).indices[:, 0], np.arange(250))
@@ -171,9 +170,9 @@ def test_large_but_allowed_keys_do_not_overflow(tmp_path, build):
 
 
 def test_without_faiss_one_line_says_what_to_install(monkeypatch):
-    index.keys.load_faiss.cache_clear()
+    rapid_index.keys.load_faiss.cache_clear()
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(KnowledgeBaseError, match="pip install"):
-        index.keys.load_faiss()
+        rapid_index.keys.load_faiss()
     monkeypatch.undo()
-    index.keys.load_faiss.cache_clear()
+    rapid_index.keys.load_faiss.cache_clear()

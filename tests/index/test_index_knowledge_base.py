@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-
-from index import CorruptKnowledgeBase, ForeignKnowledgeBase, KnowledgeBase, KnowledgeBaseError
-from index.files import sha256
+from rapid_index import CorruptKnowledgeBase, ForeignKnowledgeBase, KnowledgeBase, KnowledgeBaseError
+from rapid_index.files import sha256
 
 FILES = ["manifest.json", "keys.faiss", "values.npy", "labels.npy"]
 

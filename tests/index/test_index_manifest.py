@@ -2,8 +2,7 @@ import json
 
 import pytest
 from pydantic import ValidationError
-
-from index import CorruptKnowledgeBase, KnowledgeBaseError, Manifest
+from rapid_index import CorruptKnowledgeBase, KnowledgeBaseError, Manifest
 
 FILES = dict.fromkeys(("keys.faiss", "values.npy", "labels.npy"), "0" * 64)
 GOOD = {

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import rapid_index.writer
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-
-import index.writer
-from index import KnowledgeBase, KnowledgeBaseError, KnowledgeBaseWriter
-from index.files import NpyFile, sha256
+from rapid_index import KnowledgeBase, KnowledgeBaseError, KnowledgeBaseWriter
+from rapid_index.files import NpyFile, sha256
 
 
 def entries(count, dim=4, shape=(2, 3), seed=0):
@@ -135,7 +134,7 @@ def test_a_failure_during_commit_leaves_nothing(tmp_path, make, monkeypatch, pla
 
     with pytest.raises(OSError, match="disk on fire"), make() as writer:
         writer.append(*entries(5))
-        monkeypatch.setattr(index.writer, place, fail)
+        monkeypatch.setattr(rapid_index.writer, place, fail)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -162,13 +161,13 @@ def test_a_killed_process_leaves_no_knowledge_base(tmp_path):
     program = """if True:
         import os, sys, numpy as np
         from pathlib import Path
-        from index import KnowledgeBaseWriter
+        from rapid_index import KnowledgeBaseWriter
         options = dict(key_dim=4, value_shape=(2,), k=2, v=1, timesteps=2, networks={})
         with KnowledgeBaseWriter(Path(sys.argv[1]), **options) as writer:
             writer.append(np.zeros((3, 4), np.float32), np.zeros((3, 2), np.float32), np.zeros(3, np.int64))
             os._exit(9)
     """
-    root = Path(index.__file__).parents[1]
+    root = Path(rapid_index.__file__).parents[1]
     assert subprocess.run([sys.executable, "-c", program, str(tmp_path / "kb")], cwd=root, check=False).returncode == 9
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".kb.partial-")

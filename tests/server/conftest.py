@@ -10,13 +10,13 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from rapid_server.app import create_app
+from rapid_server.connections import uvicorn_config
+from rapid_server.run import listen
+from rapid_server.settings import ServerSettings
 
-from rapid.bundle import Bundle
-from rapid.generate import Generator
-from server.app import create_app
-from server.connections import uvicorn_config
-from server.run import listen
-from server.settings import ServerSettings
+from rapid.bundle.format import Bundle
+from rapid.methods.rapid.generator import Generator
 
 Serving = Callable[..., AbstractContextManager[httpx.Client]]
 Application = Callable[..., FastAPI]
@@ -49,7 +49,7 @@ def serving() -> Serving:
 
 @pytest.fixture(scope="session")
 def generator(private_bundle: Path) -> Generator:
-    """Without the judge: one that was hardly trained is torn between classes, and rounding would decide."""
+    """Without the probe: one that was hardly trained is torn between classes, and rounding would decide."""
     settings = Bundle.open(private_bundle, "-").settings.generation.model_copy(update={"attempts": 1})
     return Generator.open(private_bundle, device="cpu", settings=settings)
 

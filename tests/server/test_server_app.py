@@ -16,10 +16,10 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from rapid_server.app import STATIC
 from tests_support import Fails, numbers
 
-from rapid.generate import Generator
-from server.app import STATIC
+from rapid.methods.rapid.generator import Generator
 
 
 def pixels(png: str) -> Any:

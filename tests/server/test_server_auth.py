@@ -13,14 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
+from rapid_server.auth import OPEN_PATHS, RequireToken, Tokens, hash_token, new_token
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
-
-from server.auth import OPEN_PATHS, RequireToken, Tokens, hash_token, new_token
 
 # the same in each process: parameters of tests name them
 ALICE, BOB, SPARE = (f"rapid_{letter * 43}" for letter in "abs")

@@ -10,6 +10,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rapid_server.auth import OPEN_PATHS, hash_token, new_token
 from schemathesis.checks import not_a_server_error
 from schemathesis.config import SchemathesisConfig
 from schemathesis.generation import GenerationMode
@@ -21,8 +22,6 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
     unsupported_method,
 )
-
-from server.auth import OPEN_PATHS, hash_token, new_token
 
 TOKEN = new_token()
 ACCEPT = [

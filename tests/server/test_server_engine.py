@@ -17,11 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests_support import Fails
-
-from rapid.errors import InputError
-from rapid.generate import Generator
-from server.engine import (
+from rapid_server.engine import (
     ClientFullError,
     Engine,
     EngineFailedError,
@@ -29,8 +25,12 @@ from server.engine import (
     EngineStoppedError,
     Job,
 )
-from server.line import Line
-from server.schedule import RIDERS, Load, Turns, share
+from rapid_server.line import Line
+from rapid_server.schedule import RIDERS, Load, Turns, share
+from tests_support import Fails
+
+from rapid.errors import InputError
+from rapid.methods.rapid.generator import Generator
 
 
 @contextmanager

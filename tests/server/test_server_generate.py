@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rapid.generate import Generator
+from rapid.methods.rapid.generator import Generator
 
 JSON = {"Content-Type": "application/json"}
 

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-
-from server.connections import ImpatientProtocol
-from server.run import allow_files
+from rapid_server.connections import ImpatientProtocol
+from rapid_server.run import allow_files
 
 STREAMS = ["application/x-ndjson", "text/event-stream", "application/zip"]
 TELLTALE = re.compile(

@@ -11,13 +11,12 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rapid_server.limits import LimitBody
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
-
-from server.limits import LimitBody
 
 MOST = 1000
 SECONDS = 1.5

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from rapid_server.line import Line
 from tests_support import Fails
 
-from rapid.generate import Generator
-from rapid.order import Order
-from server.line import Line
+from rapid.methods.rapid.generator import Generator
+from rapid.sampling.request import Order
 
 Images = dict[int, NDArray[np.uint8]]
 

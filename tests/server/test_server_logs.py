@@ -18,16 +18,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
+from rapid_server.auth import RequireToken, Tokens, hash_token, new_token
+from rapid_server.failures import AnswerFailures
+from rapid_server.limits import LimitBody
+from rapid_server.logs import OWN_LOGGERS, JsonFormatter, LogRequests, TextFormatter, configure, request_id
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
-
-from server.auth import RequireToken, Tokens, hash_token, new_token
-from server.failures import AnswerFailures
-from server.limits import LimitBody
-from server.logs import OWN_LOGGERS, JsonFormatter, LogRequests, TextFormatter, configure, request_id
 
 TOKEN = new_token()
 OWN = logging.getLogger("server.test")

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import pytest
-
-from server.negotiate import choose
+from rapid_server.negotiate import choose
 
 OFFERED = ("application/json", "image/png", "application/zip")
 

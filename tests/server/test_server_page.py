@@ -21,10 +21,10 @@ import pytest
 from fastapi import FastAPI
 from PIL import Image
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from rapid_server.auth import hash_token, new_token
 
-from rapid.generate import Generator
+from rapid.methods.rapid.generator import Generator
 from rapid.pictures import encode_png
-from server.auth import hash_token, new_token
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PHONE = {"width": 360, "height": 740}

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from rapid_server.run import listen, serve
+from rapid_server.settings import ServerSettings
 
 from rapid.errors import InputError
-from server.run import listen, serve
-from server.settings import ServerSettings
 
 
 def command(bundle: Path, *options: str) -> list[str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from server.schedule import RIDERS, Costs, Load, share
+from rapid_server.schedule import RIDERS, Costs, Load, share
 
 loads = st.lists(st.builds(Load, missing=st.integers(1, 3000), rows=st.integers(0, 300)), max_size=12)
 

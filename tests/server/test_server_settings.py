@@ -12,12 +12,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
+from rapid_server.auth import Tokens, hash_token, new_token
+from rapid_server.entries import NAME, is_loopback
+from rapid_server.settings import ServerSettings, load
 
-from rapid.cli import main
+from rapid.cli.parser import main
 from rapid.errors import InputError
-from server.auth import Tokens, hash_token, new_token
-from server.entries import NAME, is_loopback
-from server.settings import ServerSettings, load
 
 HASH = "ab" * 32
 NAMES = st.from_regex(NAME, fullmatch=True)

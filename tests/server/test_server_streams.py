@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 from tests_support import numbers
 
-from rapid.generate import Generator
+from rapid.methods.rapid.generator import Generator
 
 
 def pixels(png: str | bytes) -> np.ndarray:
@@ -239,17 +239,17 @@ def test_the_common_form_refuses_what_it_cannot_do(client: httpx.Client, body: A
     assert response.json()["detail"].startswith(field)
 
 
-def test_the_judge_chooses(application: Any, private_bundle: Path, serving: Any) -> None:
+def test_the_probe_chooses(application: Any, private_bundle: Path, serving: Any) -> None:
     """What it takes for the wanted class is there, and else as many candidates as may be were tried."""
-    judged = Generator.open(private_bundle, device="cpu")
-    found = judged.judge(judged.generate(1, [0], seed=5).images)
+    probed = Generator.open(private_bundle, device="cpu")
+    found = probed.probe(probed.generate(1, [0], seed=5).images)
     assert found is not None
-    # the judge of a bundle that was hardly trained sees the same class in everything
+    # the probe of a bundle that was hardly trained sees the same class in everything
     label = int(found.argmax())
-    with serving(application({"judged": judged})) as client:
+    with serving(application({"probed": probed})) as client:
         taken = client.post("/generate", json={"count": 20, "seed": 5, "labels": [label] * 20}).json()
         filled = client.post("/generate", json={"count": 4, "seed": 5, "labels": [label - 1] * 4}).json()
-    expected = judged.generate(20, [label] * 20, 5).images
+    expected = probed.generate(20, [label] * 20, 5).images
     for text, image in zip(taken["images"], expected, strict=True):
         assert np.abs(pixels(text) - image).max() <= 1
     assert len(filled["images"]) == 4

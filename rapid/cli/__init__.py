@@ -1,0 +1,5 @@
+"""The command line."""
+
+from rapid.cli.parser import main
+
+__all__ = ["main"]

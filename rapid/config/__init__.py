@@ -1,0 +1,1 @@
+"""Settings: sections that methods share, and presets."""

@@ -1,0 +1,41 @@
+"""Random views of images: each image gets its own rotation, scale, shift, mirror and gain."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rapid.config.sections import AugmentSettings
+
+
+def augment(images: Tensor, settings: AugmentSettings, generator: torch.Generator) -> Tensor:
+    """One random view of every image.
+
+    Args:
+        images: float (N, C, H, W) in [-1, 1]; what comes in from outside is the darkest value, -1.
+        settings: the ranges.
+        generator: CPU generator.
+
+    Returns:
+        float (N, C, H, W) in [-1, 1].
+    """
+    count = len(images)
+    draws = torch.rand(6, count, generator=generator).to(images.device)
+    symmetric = 2 * draws - 1
+    angle = symmetric[0] * math.radians(settings.rotate)
+    # affine_grid maps output to input coordinates: a larger image reads a smaller region
+    scale = 1 / (settings.size * (1 + symmetric[1] * settings.scale))
+    mirror = torch.where(draws[2] < 0.5, -1.0, 1.0) if settings.flip else torch.ones_like(scale)
+    cos, sin = angle.cos() * scale, angle.sin() * scale
+    shift = 2 * settings.shift * symmetric[3:5]
+    theta = torch.stack(
+        [torch.stack([cos * mirror, -sin, shift[0]], 1), torch.stack([sin * mirror, cos, shift[1]], 1)], 1
+    )
+    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+    # shifted by 1 so that the zeros from outside the image mean "dark"
+    views = F.grid_sample(images + 1, grid, padding_mode="zeros", align_corners=False)
+    gain = (1 + symmetric[5] * settings.brightness).view(-1, 1, 1, 1)
+    return (views * gain - 1).clamp(-1, 1)

@@ -1,0 +1,248 @@
+"""An audit: a lower bound on epsilon from what one training gives away, to be compared with the epsilon it claims.
+
+By the method of Steinke, Nasr and Jagielski (NeurIPS 2023): each of m canaries takes part or not by a fair coin;
+whoever sees the training guesses the coins that it is surest of; too many right guesses refute the claim, with a
+stated confidence. No private image is needed: the canaries are random latents.
+
+The adversary is as strong as the guarantee allows for. It sees the result of every step, and knows the network, the
+canaries and their losses: all but the coins, the batches and the noise. Each canary has a class of its own, and the
+class table is what is trained, so that a canary's gradient has a row to itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.stats import binom
+from torch import Tensor
+
+from rapid.config.sections import Settings
+from rapid.diffusion import Schedule
+from rapid.diffusion.losses import noise_prediction_loss
+from rapid.dp.mechanism import PrivateMechanism
+from rapid.dp.randomness import Randomness
+from rapid.dp.releases import Plan
+from rapid.dp.training import select_trainable
+from rapid.errors import InputError
+from rapid.nn import Denoiser
+from rapid.progress import Progress
+
+SHARES = (0.05, 0.1, 0.2, 0.5)
+"""Shares of the canaries that are guessed, surest first. All are tried, and the confidence is corrected for it."""
+CLIP_NORM = 1e-4
+"""Far below the norm of every canary's gradient, so that each counts with its full weight."""
+LEARNING_RATE = 10.0
+PIECE = 500
+HIGHEST = 200.0
+
+Build = Callable[..., PrivateMechanism]
+"""(plan, network, losses, physical_batch=...) -> the mechanism that is audited."""
+Batches = Callable[[int], Tensor]
+"""Step from 0 -> probability that a canary that takes part is in its batch, float64 (m,)."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found.
+
+    Attributes:
+        claimed: epsilon that the mechanism was made for, at `delta`.
+        delta: of the claim, and of the bound.
+        bound: epsilon is at least this, with probability `confidence`.
+        confidence: of `bound`, all tried shares together.
+        canaries: m.
+        guesses: how many coins were guessed.
+        right: how many of the guesses were right.
+        steps: of the training.
+        noise_multiplier: of the plan.
+        sample_rate: of the plan.
+        seconds: what it took.
+    """
+
+    claimed: float
+    delta: float
+    bound: float
+    confidence: float
+    canaries: int
+    guesses: int
+    right: int
+    steps: int
+    noise_multiplier: float
+    sample_rate: float
+    seconds: float
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the claim cannot be true, at that confidence."""
+        return self.bound > self.claimed
+
+
+def audit(
+    settings: Settings,
+    *,
+    epsilon: float,
+    delta: float,
+    canaries: int = 1000,
+    steps: int = 50,
+    sample_rate: float = 0.25,
+    confidence: float = 0.95,
+    build: Build = PrivateMechanism,
+    batches: Batches | None = None,
+) -> Audit:
+    """Train on canaries once, and bound epsilon from below.
+
+    Args:
+        settings: shape of the denoiser and schedule.
+        epsilon: that the plan is made for, as in a real training.
+        delta: in (0, 1).
+        canaries: m, at least 20.
+        steps: of the training.
+        sample_rate: with which a canary that takes part is in a batch.
+        confidence: in (0, 1).
+        build: makes the mechanism; anything but the default is for tests of the audit itself.
+        batches: what the adversary knows of them; default: that they are Poisson samples.
+
+    Raises:
+        InputError: an argument out of range.
+    """
+    if canaries < round(1 / min(SHARES)):
+        raise InputError(f"--canaries {canaries}: must be at least {round(1 / min(SHARES))}")
+    if not 0 < confidence < 1:
+        raise InputError(f"--confidence {confidence}: must lie in (0, 1)")
+    if not 0 < sample_rate <= 1:
+        raise InputError(f"--sample-rate {sample_rate}: must lie in (0, 1]")
+    if steps < 1:
+        raise InputError(f"--steps {steps}: must be at least 1")
+    begin = time.monotonic()
+    plan = Plan.solve(
+        epsilon=epsilon,
+        delta=delta,
+        dataset_size=canaries,
+        expected_batch=max(1, round(sample_rate * canaries)),
+        steps=steps,
+        clip_norm=CLIP_NORM,
+    )
+    rate = torch.full((canaries,), plan.sample_rate, dtype=torch.float64)
+    coins, scores = _play(settings, plan, build, batches or (lambda step: rate))
+    guesses, right, bound = best_bound(coins, scores, delta, confidence)
+    return Audit(
+        claimed=epsilon,
+        delta=delta,
+        bound=bound,
+        confidence=confidence,
+        canaries=canaries,
+        guesses=guesses,
+        right=right,
+        steps=steps,
+        noise_multiplier=plan.noise_multiplier,
+        sample_rate=plan.sample_rate,
+        seconds=time.monotonic() - begin,
+    )
+
+
+def best_bound(
+    coins: NDArray[np.bool_], scores: NDArray[np.floating], delta: float, confidence: float
+) -> tuple[int, int, float]:
+    """The best of the bounds that the shares give.
+
+    Args:
+        coins: which canaries took part, (m,).
+        scores: the larger, the likelier that the canary took part, (m,).
+        delta: of the bound.
+        confidence: of the bound; each of the shares has its part of what it may miss.
+
+    Returns:
+        Guesses, right ones, and the bound.
+    """
+    order = np.argsort(scores, kind="stable")
+    found = []
+    for share in SHARES:
+        half = max(1, round(share * len(coins) / 2))
+        right = int((~coins[order[:half]]).sum() + coins[order[-half:]].sum())
+        failure = (1 - confidence) / len(SHARES)
+        found.append((2 * half, right, epsilon_bound(len(coins), 2 * half, right, delta, 1 - failure)))
+    return max(found, key=lambda one: one[2])
+
+
+def epsilon_bound(canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:
+    """The largest epsilon that so many right guesses refute; 0 if they refute none.
+
+    Args:
+        canaries: m, each of which took part with probability 1/2.
+        guesses: r <= m.
+        right: v <= r.
+        delta: in [0, 1).
+        confidence: 1 - p-value at which a claim counts as refuted.
+    """
+
+    def excess(epsilon: float) -> float:
+        return guess_probability(canaries, guesses, right, epsilon, delta) - (1 - confidence)
+
+    if excess(0.0) > 0:
+        return 0.0
+    if excess(HIGHEST) <= 0:
+        return HIGHEST
+    return float(brentq(excess, 0.0, HIGHEST, xtol=1e-6))
+
+
+def guess_probability(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """At most the probability of `right` or more right guesses if the training is (epsilon, delta)-DP.
+
+    Steinke et al., Theorem 5.2: with f(v) = P[Binomial(r, e^epsilon / (1 + e^epsilon)) >= v], it is at most
+    f(v) + 2 m delta max over i in 1..v of (f(v - i) - f(v)) / i.
+    """
+    chance = 1 / (1 + np.exp(-epsilon))
+    # P[X >= v - i] for i in 0..v
+    tails = binom.sf(right - np.arange(right + 1) - 1, guesses, chance)
+    slopes = (tails[1:] - tails[0]) / np.arange(1, right + 1)
+    return float(min(1.0, tails[0] + 2 * canaries * delta * slopes.max(initial=0.0)))
+
+
+def _play(
+    settings: Settings, plan: Plan, build: Build, batches: Batches
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """The coins, and the adversary's scores: the logarithm of how much likelier all results are if a canary takes part.
+
+    Along the canary's own gradient a step's sum is noise alone, or noise and one clip norm if it is in the batch.
+    """
+    count, randomness = plan.dataset_size, Randomness()
+    schedule = Schedule.build(settings.schedule)
+    network = Denoiser.build(settings, count).eval()
+    select_trainable(network, ("class_table*",))
+    x = randomness.normal(count * int(np.prod(settings.latent_shape))).view(count, *settings.latent_shape)
+    eps = randomness.normal(x.numel()).view_as(x)
+    # anything would do: a canary's own timestep and noise are fixed, so that its gradient is known
+    t = (randomness.uniform(count) * settings.late_start).ceil().long()
+    coins = randomness.uniform(count) <= 0.5
+
+    def plain(indices: Tensor) -> Tensor:
+        return noise_prediction_loss(network, schedule, x[indices], indices, t[indices], eps[indices])
+
+    def losses(indices: Tensor) -> Tensor:
+        # one that does not take part contributes nothing
+        return plain(indices) * coins[indices]
+
+    mechanism = build(plan, network, losses, physical_batch=PIECE)
+    table = network.class_table.weight
+    scores = torch.zeros(count, dtype=torch.float64)
+    with Progress("audit", plan.steps) as progress:
+        for step in range(plan.steps):
+            directions = torch.zeros_like(table)
+            for piece in torch.arange(count).split(PIECE):
+                directions += torch.autograd.grad(plain(piece).sum(), table)[0]
+            directions = torch.nn.functional.normalize(directions, dim=1)[:count]
+            (gradient,) = mechanism.gradient()
+            along = (gradient[:count].double() * directions).sum(1) * plan.expected_batch / plan.clip_norm
+            present = batches(step)
+            likelihood = (along - 0.5) / plan.noise_multiplier**2
+            scores += torch.logaddexp(torch.log1p(-present), present.log() + likelihood)
+            with torch.no_grad():
+                table -= LEARNING_RATE * gradient
+            progress.advance()
+    return coins.numpy(), scores.numpy()

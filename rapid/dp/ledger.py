@@ -1,0 +1,262 @@
+"""The ledger: what was spent on which private data set, in a file to which lines are only ever added.
+
+A line is a JSON object. Its `mac` is a keyed hash over the line and the `mac` of the line before, so that no line can
+be changed, taken out or put in without the key, which lies beside the ledger, readable by its owner only. `FILE.head`
+holds the keyed hash of the last line and the number of lines, so that lines cut off at the end are missed, too. Who
+removes all of these files, or puts back older copies of them, is not found out.
+
+A data set is known by a keyed hash of its images, in any order, whatever their labels: it tells nothing to who lacks
+the key. A set with one image more or less is another data set.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rapid.dp.accounting import Release
+from rapid.errors import InputError, PrivacyRefused
+from rapid.files import replacing
+
+KEY_BYTES = 32
+START = "0" * 64
+"""Stands for the `mac` before the first line."""
+ENVIRONMENT = "RAPID_LEDGER"
+
+Kind = Literal["limit", "reserve", "settle"]
+"""What a line does; see `Entry`."""
+
+
+class TamperedLedger(PrivacyRefused):
+    """The ledger is not what was written: nothing more is spent on its word."""
+
+
+class Entry(BaseModel):
+    """One line.
+
+    Attributes:
+        number: of the line, from 0.
+        time: when it was written, UTC.
+        kind: `limit` sets what the data set may cost; `reserve` charges a run before its first step, `settle` what it
+            has made known so far; the last of either counts.
+        dataset: the data set's account.
+        run: the run that is charged; empty for a limit.
+        epsilon: of a limit; of a run, what it was asked to spend.
+        delta: for which `epsilon` holds.
+        releases: what the run makes known; empty for a limit.
+        mac: see the module.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    number: int
+    time: str
+    kind: Kind
+    dataset: str
+    run: str
+    epsilon: float
+    delta: float
+    releases: tuple[Release, ...]
+    mac: str
+
+
+class Limit(NamedTuple):
+    """What a data set may cost in all."""
+
+    epsilon: float
+    delta: float
+
+
+class Ledger:
+    """The ledger of a file; made with its key where there is none yet.
+
+    Args:
+        path: the file; `PATH.key`, `PATH.head` and `PATH.lock` lie beside it.
+
+    Raises:
+        InputError: the folder cannot be written.
+        TamperedLedger: there are lines, but their key is gone.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._head = path.with_name(path.name + ".head")
+        if path.is_dir():
+            raise InputError(f"--ledger {path}: is a folder; give a file in it")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                self._key = self._read_key(path.with_name(path.name + ".key"))
+                if not self._head.exists() and not path.exists():
+                    self._write_head(0, START)
+        except OSError as error:
+            raise InputError(
+                f"--ledger {path}: cannot be used ({error.strerror}); give another file, or set {ENVIRONMENT}"
+            ) from None
+
+    def account(self, images: NDArray[np.uint8]) -> str:
+        """The account of a data set: 32 hexadecimal digits.
+
+        Args:
+            images: uint8 (N, H, W) or (N, H, W, 3), as they were read; their order does not matter.
+        """
+        shape = repr(images.shape[1:]).encode()
+        digests = sorted(hashlib.sha256(shape + np.ascontiguousarray(image).tobytes()).digest() for image in images)
+        return hmac.new(self._key, b"dataset" + b"".join(digests), hashlib.sha256).hexdigest()[:32]
+
+    def entries(self) -> list[Entry]:
+        """All lines, checked.
+
+        Raises:
+            TamperedLedger: a line was changed, added, taken out or cut off; the message names it.
+        """
+        with self._locked():
+            return self._read()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """All lines, and the right to add some, while every other process waits.
+
+        Raises:
+            TamperedLedger: see `entries`.
+        """
+        with self._locked():
+            yield Transaction(self, self._read())
+
+    def _append(
+        self,
+        entries: list[Entry],
+        kind: Kind,
+        dataset: str,
+        run: str,
+        limit: Limit,
+        releases: list[Release],
+    ) -> Entry:
+        content = {
+            "number": len(entries),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "kind": kind,
+            "dataset": dataset,
+            "run": run,
+            "epsilon": float(limit.epsilon),
+            "delta": float(limit.delta),
+            "releases": [list(release) for release in releases],
+        }
+        mac = self._mac(entries[-1].mac if entries else START, content)
+        line = json.dumps(content | {"mac": mac}).encode() + b"\n"
+        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            # a crash may leave a part of a line, without its end: it was never acted upon
+            os.ftruncate(handle, self._complete_bytes())
+            os.write(handle, line)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        self._write_head(len(entries) + 1, mac)
+        return Entry.model_validate_json(line)
+
+    def _read(self) -> list[Entry]:
+        entries: list[Entry] = []
+        previous = START
+        content = self.path.read_bytes()[: self._complete_bytes()] if self.path.exists() else b""
+        for number, line in enumerate(content.splitlines()):
+            try:
+                entry = Entry.model_validate_json(line)
+                written: dict[str, Any] = json.loads(line)
+                mac = written.pop("mac")
+            except (ValidationError, ValueError, KeyError):
+                raise self._tampered(f"line {number + 1} cannot be read") from None
+            if entry.number != number or not hmac.compare_digest(mac, self._mac(previous, written)):
+                raise self._tampered(f"line {number + 1} is not the one that was written")
+            entries.append(entry)
+            previous = mac
+        self._check_head(entries)
+        return entries
+
+    def _check_head(self, entries: list[Entry]) -> None:
+        """A crash between a line and its head leaves a head that is one line behind; nothing else is right."""
+        if not self._head.exists():
+            raise self._tampered(f"{self._head.name} is gone")
+        number, _, rest = self._head.read_text().partition(" ")
+        mac, _, signature = rest.strip().partition(" ")
+        if not number.isdigit() or not hmac.compare_digest(signature, self._sign_head(int(number), mac)):
+            raise self._tampered(f"{self._head.name} is not the one that was written")
+        count = int(number)
+        if len(entries) < count:
+            raise self._tampered(f"{count - len(entries)} of {count} lines are missing at the end")
+        if len(entries) > count + 1 or (entries[count - 1].mac if count else START) != mac:
+            raise self._tampered(f"{self._head.name} belongs to other lines")
+
+    def _write_head(self, count: int, mac: str) -> None:
+        with replacing(self._head) as target:
+            target.write_text(f"{count} {mac} {self._sign_head(count, mac)}\n")
+
+    def _sign_head(self, count: int, mac: str) -> str:
+        return hmac.new(self._key, f"head {count} {mac}".encode(), hashlib.sha256).hexdigest()
+
+    def _mac(self, previous: str, content: dict[str, Any]) -> str:
+        message = f"line {previous} {json.dumps(content, sort_keys=True)}"
+        return hmac.new(self._key, message.encode(), hashlib.sha256).hexdigest()
+
+    def _complete_bytes(self) -> int:
+        """Length of the file up to the end of its last complete line."""
+        return self.path.read_bytes().rfind(b"\n") + 1 if self.path.exists() else 0
+
+    def _read_key(self, path: Path) -> bytes:
+        if not path.exists():
+            if self.path.exists() or self._head.exists():
+                raise self._tampered(f"{path.name} is gone, without which its lines cannot be checked")
+            with replacing(path) as target:
+                target.touch(0o600)
+                target.write_bytes(os.urandom(KEY_BYTES))
+        key = path.read_bytes()
+        if len(key) != KEY_BYTES:
+            raise self._tampered(f"{path.name} is damaged")
+        return key
+
+    def _tampered(self, how: str) -> TamperedLedger:
+        return TamperedLedger(
+            f"the ledger {self.path} was altered: {how}; restore it from a copy, or find out what else was spent"
+        )
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Exclusive among processes; the system gives the lock back when a process ends, however it ends."""
+        handle = os.open(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+
+class Transaction:
+    """The lines of a ledger, and the right to add some, while it is locked."""
+
+    def __init__(self, ledger: Ledger, entries: list[Entry]) -> None:
+        self._ledger = ledger
+        self.entries = entries
+
+    def add(self, kind: Kind, dataset: str, run: str, limit: Limit, releases: list[Release]) -> None:
+        """Add a line; see `Entry`."""
+        self.entries.append(self._ledger._append(self.entries, kind, dataset, run, limit, releases))
+
+
+def default_path() -> Path:
+    """$RAPID_LEDGER, or `rapid/ledger.jsonl` in the user's data folder (XDG_DATA_HOME, ~/.local/share)."""
+    if chosen := os.environ.get(ENVIRONMENT):
+        return Path(chosen)
+    home = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(home) / "rapid" / "ledger.jsonl"

@@ -1,0 +1,146 @@
+"""The private mechanism: Poisson batch, clipped sum, Gaussian noise, and the account of what was spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from rapid.dp.gradients import BookKeeper
+from rapid.dp.randomness import Randomness
+from rapid.dp.ranks import Ranks
+from rapid.dp.releases import Plan
+from rapid.errors import PrivacyRefused
+
+Losses = Callable[[Tensor], Tensor]
+"""indices int64 (rows,) of private examples -> their losses, float (rows,), each a function of its own example alone.
+
+An index that is there several times asks for as many losses, each with its own draws of noise, timestep or view. The
+network must keep the rows in their order, and the draws must come from randomness that nobody knows.
+"""
+
+
+class PrivateMechanism:
+    """Noisy clipped gradients of any module and any per-example loss.
+
+    Formal guarantee: all results of `gradient` together, at most `plan.steps`, are (plan.epsilon(), plan.delta)-
+    differentially private in the private images, for adding or removing one image. Each call is the Gaussian mechanism
+    with sensitivity clip_norm and standard deviation noise_multiplier * clip_norm on a Poisson sample of rate
+    sample_rate; everything that `losses` does with an example (retrieval included) lies before the clipping. It holds
+    for several ranks as for one: a sample of each rank's part, drawn by itself, is a sample of all, the sums add up,
+    and each number of the sum gets its noise from exactly one rank.
+
+    | case                     | what happens                                              |
+    |--------------------------|-----------------------------------------------------------|
+    | no example is drawn      | noise alone is returned, and the step counts              |
+    | non-finite gradient      | the example counts as zero                                |
+    | more steps than planned  | PrivacyRefused, before any example is looked at           |
+
+    Args:
+        plan: public numbers.
+        network: its parameters that require gradients now are trained; the same on all ranks.
+        losses: see `Losses`; its indices are positions in this rank's part, `ranks.part(plan.dataset_size)`.
+        physical_batch: losses in memory at a time; never changes what is released.
+        autocast: run the network in bfloat16; norms, sums and noise stay float32.
+        steps_taken: steps of an earlier run that this one resumes.
+        ranks: the processes that share the work.
+        randomness: of batches and noise, by default the stream cipher.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        network: nn.Module,
+        losses: Losses,
+        *,
+        physical_batch: int,
+        autocast: bool = False,
+        steps_taken: int = 0,
+        ranks: Ranks | None = None,
+        randomness: Randomness | None = None,
+    ) -> None:
+        self.plan = plan
+        self.steps_taken = steps_taken
+        self._keeper = BookKeeper(network)
+        self._device = self._keeper.parameters[0].device
+        self._losses = losses
+        self._physical_batch = physical_batch
+        self._autocast = autocast
+        self._ranks = ranks or Ranks()
+        self._examples = len(self._ranks.part(plan.dataset_size))
+        self._randomness = randomness or Randomness()
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trained parameters, in the order of what `gradient` returns."""
+        return self._keeper.parameters
+
+    def gradient(self) -> list[Tensor]:
+        """One step: (sum of clipped gradients + noise) / expected batch, float32, one tensor a parameter.
+
+        Raises:
+            PrivacyRefused: all planned steps are taken.
+            LostRank: another rank is gone.
+        """
+        if self.steps_taken >= self.plan.steps:
+            raise PrivacyRefused(
+                f"all {self.plan.steps} planned steps are taken; a further one would exceed the budget"
+            )
+        self.steps_taken += 1
+        total = self.clipped_sum(self.draw_batch())
+        self.add_noise(total)
+        self._ranks.all_reduce(total)
+        return self._split(total.div_(self.plan.expected_batch))
+
+    def draw_batch(self) -> Tensor:
+        """Poisson sample of this rank's part: each position with probability sample_rate, by itself; int64 (n,)."""
+        return (self._randomness.uniform(self._examples) <= self.plan.sample_rate).nonzero().flatten()
+
+    def clipped_sum(self, indices: Tensor) -> Tensor:
+        """Sum of the clipped gradients of examples, each the mean of `plan.multiplicity` draws, over physical pieces.
+
+        Private: no noise is in it.
+
+        Args:
+            indices: int64 (n,), on the CPU.
+
+        Returns:
+            float32, all parameters in one vector.
+        """
+        total: list[Tensor] = []
+
+        def sums() -> list[Tensor]:
+            if not total:
+                size = sum(p.numel() for p in self.parameters)
+                total.append(torch.zeros(size, dtype=torch.float32, device=self._device))
+            return self._split(total[0])
+
+        draws, clip_norm = self.plan.multiplicity, self.plan.clip_norm
+        if draws <= self._physical_batch:
+            for piece in indices.split(self._physical_batch // draws):
+                losses = partial(self._run, piece.repeat_interleave(draws))
+                self._keeper.clipped_sum(losses, len(piece), clip_norm, multiplicity=draws, into=sums)
+        else:
+            for index in indices:
+                pieces = index.repeat(draws).split(self._physical_batch)
+                runs = [(partial(self._run, piece), len(piece)) for piece in pieces]
+                self._keeper.clipped_one(runs, clip_norm, multiplicity=draws, into=sums)
+        sums()
+        return total[0]
+
+    def add_noise(self, total: Tensor) -> None:
+        """Add this rank's share of the noise, in place: that of one of as many equal cuts as there are ranks."""
+        share = total.tensor_split(self._ranks.count)[self._ranks.rank]
+        self._randomness.add_normal(share, self.plan.noise_multiplier * self.plan.clip_norm)
+
+    def _run(self, indices: Tensor) -> Tensor:
+        # without its cache each use of a weight shows in the graph, where the book-keeper counts them
+        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast, cache_enabled=False):
+            return self._losses(indices)
+
+    def _split(self, total: Tensor) -> list[Tensor]:
+        """AugmentedImages of a vector in the shapes of the parameters."""
+        pieces = total.split([p.numel() for p in self.parameters])
+        return [piece.view_as(p) for piece, p in zip(pieces, self.parameters, strict=True)]

@@ -1,0 +1,150 @@
+"""The processes that share one private training: `torchrun` starts them and tells each its rank."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rapid.errors import InputError, LostRank, RapidError
+
+Result = TypeVar("Result")
+TIMEOUT = timedelta(minutes=10)
+"""How long a rank waits for the others before it gives up."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One process among `count` that run the same program; a single one by default.
+
+    Attributes:
+        rank: 0 writes files and shows progress.
+        count: number of processes.
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    @classmethod
+    @contextmanager
+    def join(cls, device: torch.device) -> Iterator[Ranks]:
+        """The ranks that torchrun started (RANK, WORLD_SIZE in the environment), over gloo on CPUs and nccl on GPUs.
+
+        Raises:
+            LostRank: the others did not come.
+        """
+        count = int(os.environ.get("WORLD_SIZE", "1"))
+        if count == 1:
+            yield cls()
+            return
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        with _contact():
+            dist.init_process_group(backend, timeout=TIMEOUT)
+        try:
+            yield cls(dist.get_rank(), count)
+        finally:
+            dist.destroy_process_group()
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def part(self, size: int) -> range:
+        """The examples of 0..size-1 that belong to this rank: every `count`-th."""
+        return range(self.rank, size, self.count)
+
+    def all_reduce(self, values: Tensor) -> None:
+        """Replace `values` by their sum over all ranks, in place; the same bits on all of them.
+
+        Raises:
+            LostRank: another rank is gone.
+        """
+        if self.count > 1:
+            with _contact():
+                dist.all_reduce(values)
+
+    def broadcast(self, value: Result) -> Result:
+        """The value of rank 0, on all ranks: whatever can be pickled.
+
+        Raises:
+            LostRank: another rank is gone.
+        """
+        if self.count == 1:
+            return value
+        box = [value if self.first else None]
+        with _contact():
+            dist.broadcast_object_list(box, src=0)
+        shared: Any = box[0]
+        return shared  # type: ignore[no-any-return]
+
+    def broadcast_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A training state of rank 0, on all ranks: tensors (sent ones on the CPU), numbers, dicts and lists."""
+        if self.count == 1:
+            return state
+        buffer = io.BytesIO()
+        if self.first:
+            torch.save(state, buffer)
+        received = io.BytesIO(self.broadcast(buffer.getvalue()))
+        shared: dict[str, Any] = torch.load(received, weights_only=True, map_location="cpu")
+        return shared
+
+    def all_or_none(self, action: Callable[[], Result]) -> Result:
+        """Run `action` on every rank; where one fails all fail, and only the first that failed says why.
+
+        Raises:
+            RapidError: that of the first rank that failed.
+            LostRank: another rank is gone.
+        """
+        failure: RapidError | None = None
+        try:
+            result = action()
+        except RapidError as error:
+            failure = error
+        failures = self.all_gather(failure)
+        for rank, other in enumerate(failures):
+            if other is not None:
+                other.told = rank != self.rank
+                raise other
+        return result
+
+    def agree(self, what: str, value: bytes | memoryview) -> None:
+        """Check that `value` is the same on all ranks; only a hash of it is sent.
+
+        Raises:
+            InputError: it is not; the message says `what` it is.
+        """
+        if self.count > 1 and len(set(self.all_gather(hashlib.sha256(value).hexdigest()))) > 1:
+            error = InputError(f"{what}: not the same on all ranks; give all of them the same files and arguments")
+            error.told = not self.first
+            raise error
+
+    def all_gather(self, value: Result) -> list[Result]:
+        """The values of all ranks, on all ranks."""
+        if self.count == 1:
+            return [value]
+        box: list[Any] = [None] * self.count
+        with _contact():
+            dist.all_gather_object(box, value)
+        return box
+
+
+@contextmanager
+def _contact() -> Iterator[None]:
+    """Turn the errors of torch.distributed into ours."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        # without the place in gloo's source, and without its advice
+        reason = re.sub(r"^\[\S*\]\s*", "", str(error).strip()).split(". ")[0].splitlines()[0]
+        raise LostRank(f"lost contact with another rank ({reason}); start all ranks again with --resume") from error

@@ -1,0 +1,143 @@
+"""Per-example losses of the private stage: `rapid` (Eq. 5), and `late` and `ldm`, with which it is compared.
+
+With `private.start` beyond v, the retrieved value is first diffused on to that step with fresh noise, and Eq. 5 is
+taken there: the knowledge base, and so the public stage, need not know where the late steps begin.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from rapid_index import KnowledgeBase
+from torch import Tensor
+
+from rapid.config.sections import Settings
+from rapid.diffusion import Schedule
+from rapid.diffusion.losses import noise_prediction_loss, retrieval_loss
+from rapid.dp.randomness import Randomness
+from rapid.methods.rapid.neighbours import choose_neighbours
+from rapid.nn import Denoiser, TrajectoryEncoder
+
+
+class Draws(NamedTuple):
+    """What is drawn at random for n examples, before any of them is looked at."""
+
+    t: Tensor
+    """Timesteps of the loss, int64 (n,)."""
+    eps: Tensor
+    """Noise, float (n, c, h, w): of the query for `rapid`, of the loss for `late` and `ldm`."""
+    dropped: Tensor
+    """Where the label becomes the null class, bool (n,)."""
+    onward: Tensor
+    """Noise that leads retrieved values on from v to where the late steps begin, as eps; (n, 0, 0, 0) if not needed."""
+    pick: Tensor
+    """Which of the neighbours is taken, float (n,) in [0, 1); (n, 0) if there is no choice."""
+
+
+@dataclass(frozen=True)
+class Retriever:
+    """Query at step k, retrieve at step v (Algorithm 2). All networks are public and frozen.
+
+    With several `neighbours` the entry is one of these, drawn at random. The paper leaves open how to aggregate them;
+    their mean would not do, because it has less noise than the denoiser is trained for.
+    """
+
+    schedule: Schedule
+    denoiser: Denoiser
+    encoder: TrajectoryEncoder
+    knowledge_base: KnowledgeBase
+    k: int
+    neighbours: int = 1
+
+    @torch.no_grad()
+    def retrieve(self, latents: Tensor, eps: Tensor, pick: Tensor | None = None) -> Tensor:
+        """Values of step v whose keys are nearest to those of latents diffused to k with `eps`; float (n, c, h, w).
+
+        `pick`, float (n,) in [0, 1), chooses among the neighbours; None takes the nearest.
+        """
+        t = torch.full((len(latents),), self.k, device=latents.device)
+        x_k = self.schedule.diffuse(latents, eps, t)
+        noise = self.denoiser(x_k, t, self.denoiser.null_labels(len(latents)))
+        denoised = self.schedule.denoise(x_k, noise, t)
+        queries = self.encoder(denoised).float().cpu().numpy()
+        indices = choose_neighbours(
+            self.knowledge_base, queries, self.neighbours, None if pick is None else pick.numpy()
+        )
+        return torch.from_numpy(self.knowledge_base.values(indices)).to(denoised.device)
+
+
+class PrivateObjective:
+    """Losses of private examples by their indices.
+
+    Args:
+        settings: objective, k, v, label dropout.
+        denoiser: the network that is trained.
+        retriever: needed for `rapid`.
+        latents: normalised private latents, float (N, c, h, w); they stay in memory.
+        labels: int64 (N,) on the same device, the null class if the images are unlabelled.
+        randomness: of timesteps, noise and label dropout. Privacy rests on it too: an image more changes which draws
+            the others meet, so the draws must be as unknown as the noise.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        denoiser: Denoiser,
+        retriever: Retriever | None,
+        latents: Tensor,
+        labels: Tensor,
+        randomness: Randomness,
+    ) -> None:
+        self.settings = settings
+        self.denoiser = denoiser
+        self.retriever = retriever
+        self.latents = latents
+        self.labels = labels
+        self.randomness = randomness
+        self.schedule = Schedule.build(settings.schedule).to(latents.device)
+        self.last_timestep = trained_timesteps(settings)
+        self._onward = retriever is not None and self.last_timestep > settings.retrieval.v
+        self._pick = retriever is not None and retriever.neighbours > 1
+
+    def draw(self, count: int) -> Draws:
+        """Draw for `count` examples: v' (or t) uniform on 1..v (or 1..T), noise, and label dropout."""
+        device = self.latents.device
+        shape = (count, *self.latents.shape[1:])
+        # uniform on (0, 1], so that the ceiling is uniform on 1..last
+        t = (self.randomness.uniform(count) * self.last_timestep).ceil().long()
+        eps = self.randomness.normal(math.prod(shape)).view(shape)
+        dropped = self.randomness.uniform(count) <= self.settings.private.label_dropout
+        onward = self.randomness.normal(math.prod(shape)).view(shape) if self._onward else eps.new_zeros(count, 0, 0, 0)
+        # stays on the CPU, where the knowledge base is searched
+        pick = 1 - self.randomness.uniform(count) if self._pick else torch.zeros(count, 0)
+        return Draws(t.to(device), eps.to(device), dropped.to(device), onward.to(device), pick)
+
+    def losses(self, indices: Tensor, draws: Draws) -> Tensor:
+        """Losses of examples, float (n,), for given draws."""
+        indices = indices.to(self.latents.device)
+        x = self.latents[indices]
+        y = torch.where(draws.dropped, self.denoiser.num_classes, self.labels[indices])
+        if self.retriever is not None:
+            value = self.retriever.retrieve(x, draws.eps, draws.pick if self._pick else None)
+            if self._onward:
+                v, start = (torch.full_like(draws.t, step) for step in (self.settings.retrieval.v, self.last_timestep))
+                value = self.schedule.diffuse_on(value, draws.onward, v, start)
+            return retrieval_loss(self.denoiser, self.schedule, x, y, value, self.last_timestep, draws.t)
+        return noise_prediction_loss(self.denoiser, self.schedule, x, y, draws.t, draws.eps)
+
+    def __call__(self, indices: Tensor) -> Tensor:
+        """Losses of examples with fresh draws, float (n,)."""
+        return self.losses(indices, self.draw(len(indices)))
+
+
+def uses_retrieval(settings: Settings) -> bool:
+    """Whether the private objective starts from retrieved values."""
+    return settings.private.objective == "rapid"
+
+
+def trained_timesteps(settings: Settings) -> int:
+    """The last timestep that the private objective trains: T for `ldm`, otherwise where the late steps begin."""
+    return settings.schedule.timesteps if settings.private.objective == "ldm" else settings.late_start

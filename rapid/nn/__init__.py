@@ -1,0 +1,7 @@
+"""The networks: autoencoder, denoiser, trajectory encoder. Each builds, saves and loads itself."""
+
+from rapid.nn.autoencoder import Autoencoder
+from rapid.nn.denoiser import Denoiser
+from rapid.nn.encoder import TrajectoryEncoder
+
+__all__ = ["Autoencoder", "Denoiser", "TrajectoryEncoder"]

@@ -1,0 +1,89 @@
+"""The autoencoder between images and latents, with the public statistics that normalise the latents."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor
+from torch.nn import functional as F
+
+from rapid.config.sections import Settings
+from rapid.nn.groups import group_count
+from rapid.nn.storage import StoredNetwork
+
+
+class Autoencoder(StoredNetwork):
+    """Images in [-1, 1] to latents of zero mean and unit variance per channel (over public images), and back.
+
+    `kind` "kl" is diffusers' AutoencoderKL; "none" diffuses pixels, normalised in the same way.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.vae: AutoencoderKL | None = None
+        self.patch: int = config["patch"]
+        if config["kind"] == "kl":
+            self.vae = AutoencoderKL(**config["network"])
+        channels = config["latent_channels"]
+        self.register_buffer("mean", torch.zeros(1, channels, 1, 1))
+        self.register_buffer("std", torch.ones(1, channels, 1, 1))
+
+    @classmethod
+    def build(cls, settings: Settings) -> Self:
+        """A new autoencoder of the shape that the settings ask for."""
+        s = settings.autoencoder
+        config: dict[str, Any] = {"kind": s.kind, "latent_channels": settings.latent_channels, "patch": s.patch}
+        if s.kind == "kl":
+            widths = [s.channels * m for m in s.multipliers]
+            attention = [settings.image.size // (s.patch << level) in s.attention for level in range(len(widths))]
+            config["network"] = {
+                "in_channels": settings.image.channels * s.patch**2,
+                "out_channels": settings.image.channels * s.patch**2,
+                "down_block_types": ["AttnDownEncoderBlock2D" if a else "DownEncoderBlock2D" for a in attention],
+                "up_block_types": ["AttnUpDecoderBlock2D" if a else "UpDecoderBlock2D" for a in reversed(attention)],
+                "block_out_channels": widths,
+                "layers_per_block": s.blocks,
+                "latent_channels": s.latent_channels,
+                "norm_num_groups": group_count(s.channels),
+                "sample_size": settings.image.size // s.patch,
+                "mid_block_add_attention": bool(s.attention),
+            }
+        return cls(config)
+
+    def posterior(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance, each (N, c, h, w), of the unnormalised latents of images (N, C, H, W).
+
+        Raises:
+            TypeError: `kind` is "none", where there is nothing to train.
+        """
+        if self.vae is None:
+            raise TypeError("a pixel-space autoencoder has no posterior")
+        distribution = self.vae.encode(F.pixel_unshuffle(images, self.patch)).latent_dist
+        return distribution.mean, distribution.logvar
+
+    def decode_raw(self, latents: Tensor) -> Tensor:
+        """Images (N, C, H, W) of unnormalised latents."""
+        if self.vae is None:
+            return latents
+        return F.pixel_shuffle(self.vae.decode(latents).sample, self.patch)
+
+    def set_statistics(self, mean: Tensor, std: Tensor) -> None:
+        """Set the per-channel mean and standard deviation, (c,) each, of the latents of PUBLIC images."""
+        self.mean.copy_(mean.view_as(self.mean))
+        self.std.copy_(std.clamp(min=1e-6).view_as(self.std))
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """Normalised latents (N, c, h, w), the posterior's mean, of images (N, C, H, W) in [-1, 1]."""
+        latents = images if self.vae is None else self.posterior(images)[0]
+        return (latents - self.mean) / self.std
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Images (N, C, H, W), about [-1, 1], of normalised latents (N, c, h, w)."""
+        return self.decode_raw(latents * self.std + self.mean)

@@ -1,0 +1,143 @@
+"""The denoiser eps_theta(x_t, t, label): a diffusers U-Net with a class table that ends in the null class."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from diffusers import UNet2DConditionModel, UNet2DModel
+from torch import Tensor, nn
+
+from rapid.config.sections import Settings
+from rapid.nn.groups import group_count
+from rapid.nn.storage import StoredNetwork
+
+
+class _OneType:
+    """What the U-Nets ask twice a call, and the library finds by a walk through all layers: a tenth of a small call."""
+
+    conv_in: nn.Conv2d
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the weights."""
+        return self.conv_in.weight.dtype
+
+
+class _UNet(_OneType, UNet2DModel):  # type: ignore[misc]
+    """Without attention to the class."""
+
+
+class _ConditionalUNet(_OneType, UNet2DConditionModel):  # type: ignore[misc]
+    """With attention to the class."""
+
+
+class Denoiser(StoredNetwork):
+    """Predicts the noise in x_t.
+
+    Labels are 0..num_classes-1, and `num_classes` is the null class, for unconditional queries and guidance.
+    Timesteps are those of the paper, 1..T; the U-Net sees t - 1, the index into the schedule.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.num_classes: int = config["num_classes"]
+        cross = config["conditioning"] == "cross-attention"
+        self.unet: nn.Module = (_ConditionalUNet if cross else _UNet)(**config["network"])
+        self.cross_attention = cross
+        width = config["context_dim"] if cross else 4 * config["network"]["block_out_channels"][0]
+        self.class_table = nn.Embedding(self.num_classes + 1, width)
+
+    @classmethod
+    def build(cls, settings: Settings, num_classes: int) -> Self:
+        """A new denoiser of the shape that the settings ask for."""
+        s = settings.denoiser
+        widths = [s.channels * m for m in s.multipliers]
+        cross = s.conditioning == "cross-attention"
+        kinds = ("CrossAttnDownBlock2D", "CrossAttnUpBlock2D") if cross else ("AttnDownBlock2D", "AttnUpBlock2D")
+        network: dict[str, Any] = {
+            "sample_size": settings.latent_size,
+            "in_channels": settings.latent_channels,
+            "out_channels": settings.latent_channels,
+            "block_out_channels": widths,
+            "layers_per_block": s.blocks,
+            "down_block_types": [kinds[0] if a else "DownBlock2D" for a in s.attention],
+            "up_block_types": [kinds[1] if a else "UpBlock2D" for a in reversed(s.attention)],
+            "norm_num_groups": group_count(s.channels),
+        }
+        if cross:
+            network |= {
+                "cross_attention_dim": s.context_dim,
+                # diffusers reads this argument of the conditional U-Net as the number of heads
+                "attention_head_dim": s.heads,
+                "transformer_layers_per_block": s.transformer_depth,
+                "mid_block_type": "UNetMidBlock2DCrossAttn",
+            }
+        else:
+            # "identity": the U-Net adds the vector that it is given to the timestep embedding
+            network |= {
+                "attention_head_dim": s.channels // s.heads,
+                "add_attention": any(s.attention),
+                "class_embed_type": "identity",
+            }
+        return cls(
+            {
+                "num_classes": num_classes,
+                "conditioning": s.conditioning,
+                "context_dim": s.context_dim,
+                "network": network,
+            }
+        )
+
+    def with_classes(self, num_classes: int) -> Self:
+        """A copy for `num_classes` new classes; the null class and all other weights stay.
+
+        The new rows of the class table are drawn at random with the mean and spread of the public ones: equal rows
+        would have to be told apart by private training alone, at a price.
+        """
+        model = type(self)(self.config | {"num_classes": num_classes})
+        state = self.state_dict()
+        known, null = state["class_table.weight"].split([self.num_classes, 1])
+        centre, spread = (known.mean(0), known.std(0)) if self.num_classes > 1 else (null[0], torch.ones_like(null[0]))
+        new = centre + spread * torch.randn(num_classes, known.shape[1], device=known.device)
+        state["class_table.weight"] = torch.cat([new, null])
+        model.load_state_dict(state)
+        return model.train(self.training)
+
+    @torch.no_grad()
+    def blend_classes(self, other: Self, weights: Tensor) -> None:
+        """Make each class a weighted mean of the classes of `other`.
+
+        Args:
+            other: a denoiser of the same shape.
+            weights: float (num_classes, other.num_classes); rows sum to 1.
+        """
+        table = weights.to(other.class_table.weight) @ other.class_table.weight[:-1]
+        self.class_table.weight[:-1] = table.to(self.class_table.weight)
+
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        """Predicted noise.
+
+        Args:
+            x: noisy latents, float (N, C, H, W).
+            t: timesteps, int64 (N,), each in 1..T.
+            labels: int64 (N,), each in 0..num_classes (the last is the null class).
+
+        Returns:
+            float (N, C, H, W).
+        """
+        context = self.class_table(labels)
+        if self.cross_attention:
+            noise: Tensor = self.unet(x, t - 1, context[:, None, :]).sample
+        else:
+            noise = self.unet(x, t - 1, class_labels=context).sample
+        return noise
+
+    def __call__(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        """See `forward`; typed."""
+        noise: Tensor = super().__call__(x, t, labels)
+        return noise
+
+    def null_labels(self, count: int) -> Tensor:
+        """The null class, int64 (count,), on the device of the weights."""
+        return torch.full((count,), self.num_classes, dtype=torch.int64, device=self.class_table.weight.device)

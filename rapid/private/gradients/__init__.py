@@ -1,6 +1,0 @@
-"""Per-example gradients by book-keeping: one forward, one backward for activations only, clipped sums from both."""
-
-from rapid.private.gradients.bookkeeper import BookKeeper
-from rapid.private.gradients.layers import UnsupportedLayer
-
-__all__ = ["BookKeeper", "UnsupportedLayer"]

@@ -1,0 +1,95 @@
+"""Training of the probe's features on labelled public images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rapid.config.sections import Settings
+from rapid.data import to_unit_range
+from rapid.data.augment import augment
+from rapid.probe.network import Probe
+from rapid.training.loop import train
+
+HIDDEN = 128
+LABEL_SMOOTHING = 0.1
+BATCH = 500
+
+
+def train_probe(
+    settings: Settings,
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    num_classes: int,
+    device: torch.device,
+    checkpoint: Path,
+) -> Probe:
+    """Train the trunk to tell the public classes apart in augmented views; then set projection and prototypes.
+
+    Classes are drawn equally often, however many images they have.
+
+    Args:
+        settings: shape and training.
+        images: D_pre, uint8 (N, H, W) or (N, H, W, 3).
+        labels: int64 (N,).
+        num_classes: number of public classes.
+        device: where to train.
+        checkpoint: file for the training state.
+    """
+    torch.manual_seed(4)
+    own = settings.probe
+    model = Probe.build(settings, num_classes).to(device)
+    head = nn.Sequential(nn.Linear(model.trunk_width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, num_classes)).to(device)
+    network = nn.ModuleDict({"trunk": model.trunk, "head": head})
+    counts = torch.from_numpy(np.bincount(labels, minlength=num_classes)).double()
+    weights = (1 / counts.clamp_min(1))[torch.from_numpy(labels)]
+
+    def loss(generator: torch.Generator) -> Tensor:
+        chosen = _draw(weights, own.training.batch_size, generator).numpy()
+        views = augment(to_unit_range(images[chosen], device), own.augment, generator)
+        target = torch.from_numpy(labels[chosen]).to(device)
+        return F.cross_entropy(head(model.trunk(views)), target, label_smoothing=LABEL_SMOOTHING)
+
+    train("probe", network, loss, own.training, checkpoint)
+    model.eval()
+    model.fit_projection(*_moments(model, images, device))
+    features = probe_features(model, images, device)
+    index = torch.from_numpy(labels).to(device)
+    sums = torch.zeros_like(model.prototypes).index_add_(0, index, features)
+    model.prototypes.copy_(sums / torch.bincount(index, minlength=num_classes).clamp_min(1)[:, None])
+    return model
+
+
+@torch.no_grad()
+def probe_features(probe: Probe, images: NDArray[np.uint8], device: torch.device) -> Tensor:
+    """Features of all images, float (N, d + 1), on `device`; N may be 0."""
+    parts = [probe.features(to_unit_range(part, device)) for part in _parts(images)]
+    return torch.cat(parts) if parts else torch.zeros(0, probe.prototypes.shape[1], device=device)
+
+
+@torch.no_grad()
+def _moments(probe: Probe, images: NDArray[np.uint8], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of the trunk's outputs, float64 (F,) and (F, F), in bounded memory."""
+    width = probe.trunk_width
+    total = torch.zeros(width, dtype=torch.float64, device=device)
+    products = torch.zeros(width, width, dtype=torch.float64, device=device)
+    for part in _parts(images):
+        outputs = probe.trunk(to_unit_range(part, device)).double()
+        total += outputs.sum(0)
+        products += outputs.T @ outputs
+    mean = total / len(images)
+    return mean, products / len(images) - torch.outer(mean, mean)
+
+
+def _draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    return torch.multinomial(weights, count, replacement=True, generator=generator)
+
+
+def _parts(images: NDArray[np.uint8]) -> list[NDArray[Any]]:
+    return [images[start : start + BATCH] for start in range(0, len(images), BATCH)]

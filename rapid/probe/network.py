@@ -1,0 +1,118 @@
+"""The probe: which class an image shows. Public features, and a linear layer on them that is trained privately."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rapid.config.sections import Settings
+from rapid.nn.groups import group_count
+from rapid.nn.storage import StoredNetwork
+
+SPREAD, FLOOR = -0.25, 0.01
+"""Half-way whitening: the features are scaled by (variance + FLOOR of the largest) to the power SPREAD."""
+CONSTANT = 0.3
+"""The last feature is this constant, so that the linear layer needs no bias."""
+
+
+class Probe(StoredNetwork):
+    """Features of images, and the classes that the linear layer sees in them.
+
+    The trunk is trained on the classes of public images; its last maps are projected onto their principal components.
+    A linear layer on such features needs little privacy, because few numbers are trained and their norms are bounded.
+    No layer mixes examples.
+
+    Args:
+        config: image_channels, image_size, channels, features, public_classes, num_classes (0: not yet trained).
+    """
+
+    mean: Tensor
+    projection: Tensor
+    prototypes: Tensor
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.num_classes: int = config["num_classes"]
+        width, size = config["channels"], (config["image_size"] + 1) // 2
+        layers: list[nn.Module] = [nn.Conv2d(config["image_channels"], width, 5, 2, 2), nn.ReLU()]
+        while size > 4 or len(layers) == 2:
+            outputs = min(2 * width, 4 * config["channels"])
+            for inputs in (width, outputs):
+                layers += [nn.Conv2d(inputs, outputs, 3, 1, 1), nn.GroupNorm(group_count(outputs), outputs), nn.ReLU()]
+            layers.append(nn.MaxPool2d(2, ceil_mode=True))
+            width, size = outputs, (size + 1) // 2
+        self.trunk = nn.Sequential(*layers, nn.Flatten())
+        self.trunk_width = width * size * size
+        dimensions = min(config["features"], self.trunk_width)
+        self.register_buffer("mean", torch.zeros(self.trunk_width))
+        self.register_buffer("projection", torch.zeros(self.trunk_width, dimensions))
+        self.register_buffer("prototypes", torch.zeros(config["public_classes"], dimensions + 1))
+        self.head: nn.Module = nn.Identity()
+        if self.num_classes:
+            self.head = nn.Linear(dimensions + 1, self.num_classes, bias=False)
+            nn.init.zeros_(self.head.weight)
+
+    @classmethod
+    def build(cls, settings: Settings, public_classes: int) -> Self:
+        """A new probe of the shape that the settings ask for, without a linear layer."""
+        return cls(
+            {
+                "image_channels": settings.image.channels,
+                "image_size": settings.image.size,
+                "channels": settings.probe.channels,
+                "features": settings.probe.features,
+                "public_classes": public_classes,
+                "num_classes": 0,
+            }
+        )
+
+    def with_classes(self, num_classes: int) -> Self:
+        """A copy with an untrained linear layer for `num_classes` classes: all are equally likely."""
+        model = type(self)(self.config | {"num_classes": num_classes})
+        state = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("head.")}
+        model.load_state_dict(model.state_dict() | state)
+        return model.train(self.training).to(self.mean.device)
+
+    def fit_projection(self, mean: Tensor, covariance: Tensor) -> None:
+        """Set the projection onto the first principal components of the trunk's outputs, half-way whitened.
+
+        Args:
+            mean: of the trunk's outputs on public images, (F,).
+            covariance: of the same, float64 (F, F).
+        """
+        values, vectors = torch.linalg.eigh(covariance.double())
+        count = self.projection.shape[1]
+        values, vectors = values.flip(0)[:count].clamp_min(0), vectors.flip(1)[:, :count]
+        scale = (values + FLOOR * values[0]).clamp_min(1e-12) ** SPREAD
+        self.mean.copy_(mean)
+        self.projection.copy_(vectors * scale)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Unit vectors and a constant, float (N, d + 1), of images (N, C, H, W) in [-1, 1]."""
+        projected = (self.trunk(images) - self.mean) @ self.projection
+        return F.pad(F.normalize(projected, dim=1), (0, 1), value=CONSTANT)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits, float (N, num_classes), of images (N, C, H, W) in [-1, 1]."""
+        logits: Tensor = self.head(self.features(images))
+        return logits
+
+    @torch.no_grad()
+    def probabilities(self, images: Tensor) -> Tensor:
+        """Of each class, float (N, num_classes), of images (N, C, H, W) in [-1, 1]."""
+        found: Tensor = self(images)
+        return found.softmax(1)
+
+    @torch.no_grad()
+    def resemblance(self) -> Tensor:
+        """How much of a class's looks each public class has, (num_classes, public_classes); rows sum to 1.
+
+        From the mean features of the public classes: p(class | mean of l) of every public class l, normalised over l.
+        Public classes without images have no prototype, and no part.
+        """
+        known = self.prototypes[:, -1] > 0
+        likelihood: Tensor = self.head(self.prototypes).softmax(1).T * known
+        return likelihood / likelihood.sum(1, keepdim=True)

@@ -1,0 +1,253 @@
+"""The settings of `rapid serve`: command-line flags, else the environment, else a settings file, else the defaults.
+
+A setting has the same name everywhere: `--max-count`, `RAPID_SERVE_MAX_COUNT`, `max_count:` in the file. A list in the
+environment is separated by commas, or JSON. An empty variable counts as not set. What is unknown is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from rapid.errors import InputError
+from rapid_server.entries import check_origin, is_loopback, split_list, split_model, split_token
+
+PREFIX = "RAPID_SERVE_"
+_T = TypeVar("_T")
+Origin = Literal["flag", "environment", "file", "default"]
+
+_KEY = re.compile(r"[A-Za-z0-9_]{1,40}")  # what may be shown of an unknown key: tokens and hashes are longer
+
+
+def _checked(split: Callable[[_T], object]) -> Callable[[_T], _T]:
+    """The entry itself, after `split` has taken it."""
+
+    def check(entry: _T) -> _T:
+        split(entry)
+        return entry
+
+    return check
+
+
+class ServerSettings(BaseSettings):
+    """What `rapid serve` is told. `load` reads it from all sources; made directly, it takes its arguments alone."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", env_prefix=PREFIX, env_ignore_empty=True, hide_input_in_errors=True
+    )
+
+    model: Annotated[
+        tuple[Annotated[str, AfterValidator(_checked(split_model))], ...],
+        NoDecode,
+        BeforeValidator(split_list),
+        Field(description="bundles, each as DIR or NAME=DIR; without a name that of the folder; the first is used if "
+              "a request names none"),
+    ]  # fmt: skip
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535, description="0: any free one")
+    device: str = Field("auto", description="auto, cpu or cuda")
+    tokens: Annotated[
+        tuple[Annotated[SecretStr, AfterValidator(_checked(split_token))], ...],
+        NoDecode,
+        BeforeValidator(split_list),
+        Field(description="NAME:HASH, as `rapid token NAME` prints it; if there is any, requests need a token"),
+    ] = ()
+    open: bool = Field(False, description="answer without tokens beyond this machine")
+    cors_origins: Annotated[
+        tuple[Annotated[str, AfterValidator(check_origin)], ...],
+        NoDecode,
+        BeforeValidator(split_list),
+        Field(description="pages of other origins that may ask, such as https://example.org; none: closed"),
+    ] = ()
+    max_count: int = Field(10_000, ge=1, description="images in one request")
+    max_steps: int = Field(200, ge=1, description="steps in one request, of those from T to 0")
+    max_queued: int = Field(50_000, ge=1, description="images that wait or are being made; beyond: 503")
+    max_client: int = Field(20_000, ge=1, description="images of one client at once; beyond: 429")
+    max_body_bytes: int = Field(1 << 20, ge=1, description="bytes of a request's body; beyond: 413")
+    max_connections: int = Field(2048, ge=1)
+    grace_seconds: float = Field(7.0, ge=0, le=3600, allow_inf_nan=False, description="for what runs, after a signal")
+    log_format: Literal["text", "json"] = "text"
+    batch: int | None = Field(None, ge=1, description="rows of a denoising step; none: measured at the start")
+
+    _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Leave the sources to `load`, which remembers what came from where."""
+        return (init_settings,)
+
+    @field_validator("model")
+    @classmethod
+    def _names(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
+        if not entries:
+            raise ValueError("give the folder of a bundle")
+        names = [split_model(entry)[0] for entry in entries]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two bundles are named {min(twice)}; write NAME=DIR")
+        return entries
+
+    @field_validator("tokens")
+    @classmethod
+    def _hashes(cls, entries: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        hashes = [split_token(entry)[1] for entry in entries]
+        if len(set(hashes)) < len(hashes):
+            raise ValueError("one token is given twice; each client has its own, from `rapid token NAME`")
+        return entries
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if self.open and self.tokens:
+            raise _unfit("open", "there are tokens, and where there are every request needs one; drop one or the other")
+        if not (self.open or self.tokens or is_loopback(self.host)):
+            raise _unfit(
+                "host",
+                "would answer anyone who reaches it: make a token with `rapid token NAME` and put its line into tokens "
+                f"({PREFIX}TOKENS, or a --settings file), or say --open",
+            )
+        for name, limit in (("max_client", self.max_client), ("max_queued", self.max_queued)):
+            if self.max_count > limit:
+                raise _unfit("max_count", f"is more than {name} ({limit}): a request of so many could never be made")
+        return self
+
+    @property
+    def models(self) -> dict[str, Path]:
+        """The folder of each bundle under its name, in the order given."""
+        return dict(map(split_model, self.model))
+
+    def shown(self) -> str:
+        """One line for each setting, with where it came from. Of a token only the client's name is shown."""
+        lines = []
+        for name, value in self:
+            shown = [f"{split_token(entry)[0]}: set" for entry in value] if name == "tokens" else value
+            lines.append(f"{name}: {json.dumps(shown, ensure_ascii=False)} ({self._origins.get(name, 'default')})")
+        return "\n".join(lines)
+
+
+def load(flags: Mapping[str, object], environ: Mapping[str, str]) -> ServerSettings:
+    """Read the settings from `flags` (by their names, and `settings` for the file; None: not given) and `environ`.
+
+    Raises:
+        InputError: a setting is unknown or does not fit; the message names the flag, variable or key, and the fix.
+            It never holds what was given as a token.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    asked = given.pop("settings", None)
+    variable = f"{PREFIX}SETTINGS"
+    path = asked or environ.get(variable)
+    source = "--settings" if asked else variable
+    variables = [variable, *(PREFIX + name.upper() for name in ServerSettings.model_fields)]
+    _check_known((name for name in environ if name.startswith(PREFIX)), variables, "")
+    found: list[tuple[Origin, Mapping[str, Any]]] = [
+        ("file", _from_file(Path(str(path)), source) if path else {}),
+        ("environment", _from_environment(environ)),
+        ("flag", given),
+    ]
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    for origin, settings in found:
+        values |= settings
+        origins |= dict.fromkeys(settings, origin)
+    try:
+        loaded = ServerSettings(**values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InputError(_in_words(first, values, origins, str(path))) from None
+    loaded._origins = origins
+    return loaded
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    source = EnvSettingsSource(ServerSettings)
+    source.env_vars = {name.lower(): value for name, value in environ.items() if value and name.startswith(PREFIX)}
+    return source()
+
+
+def _from_file(path: Path, source: str) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{source} {path}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, ValueError) as error:
+        # not the error's own words: they quote the file, and there may be tokens in it
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise InputError(f"{source} {path}{where}: is not YAML in UTF-8") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise InputError(f"{source} {path}: should have lines such as `port: 8000`")
+    _check_known(map(str, tree), ServerSettings.model_fields, f"{path}: ")
+    return {name: value for name, value in tree.items() if value is not None}
+
+
+def _check_known(names: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Raise InputError for a name that is not known."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            shown = name if _KEY.fullmatch(name) else "a key that is not shown"
+            raise InputError(f"{where}{shown}: is not a setting; known are {', '.join(known)}")
+
+
+def _unfit(name: str, words: str) -> PydanticCustomError:
+    """An error of settings that do not go together, told of one of them."""
+    return PydanticCustomError("together", "{words}", {"setting": name, "words": words})
+
+
+def _in_words(error: ErrorDetails, values: Mapping[str, Any], origins: Mapping[str, Origin], path: str) -> str:
+    name, *rest = error["loc"] or (error.get("ctx", {})["setting"],)
+    name = str(name)
+    flag = "--" + name.replace("_", "-").removesuffix("s" if name == "cors_origins" else "")
+    unflagged = name in ("tokens", "max_body_bytes", "max_connections", "grace_seconds")
+    variable = PREFIX + name.upper()
+    match origins.get(name, "default"):
+        case "file":
+            where = f"{path}: {name}"
+        case "environment":
+            where = variable
+        case _:
+            where = variable if unflagged else flag
+    index = rest[0] if rest and isinstance(rest[0], int) else None
+    value = values.get(name)
+    if name == "tokens":
+        value = None if index is None else f"entry {index + 1}"
+    elif index is not None:
+        entries = split_list(value)
+        value = entries[index] if isinstance(entries, list | tuple) else value
+    shown = "" if value is None else " " + textwrap.shorten(str(value), 100, placeholder=" ...")
+    return f"{where}{shown}: {_message(error)}"
+
+
+def _message(error: ErrorDetails) -> str:
+    match error["type"]:
+        case "missing":
+            return f"is missing; give the folder of a bundle, here, as {PREFIX}MODEL or as model in a --settings file"
+        case "tuple_type":
+            return "should be a list"
+        case _:
+            return error["msg"].removeprefix("Input ").removeprefix("Value error, ")

@@ -1,0 +1,182 @@
+"""A training on images with a planted pattern: nothing of them is in any file, in the logs or on the terminal."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from tests_support import TINY
+
+PROGRAM = """
+import sys, numpy as np
+from pathlib import Path
+from rapid.dp.gradients.bookkeeper import BookKeeper
+from rapid.methods.rapid.objectives import PrivateObjective
+from rapid.cli.parser import main
+secret, losses, norms = Path(sys.argv[1]), [], []
+compute, clip = PrivateObjective.__call__, BookKeeper.clipped_sum
+def recorded(self, indices):
+    found = compute(self, indices)
+    losses.extend(found.detach().tolist())
+    return found
+def clipped(self, *arguments, **names):
+    found = clip(self, *arguments, **names)
+    norms.extend(found[1].detach().tolist())
+    return found
+PrivateObjective.__call__, BookKeeper.clipped_sum = recorded, clipped
+code = main(sys.argv[2:])
+np.savez(secret, losses=np.array(losses, np.float32), norms=np.array(norms, np.float32))
+sys.exit(code)
+"""
+COUNTS = (1237, 811)
+PROGRESS = re.compile(r"[a-z ]+: +\d+%\|.*\| \d+/\d+ \[[\d:]+<[\d:?]+, +[\d.?]+s?/?[a-z]+(/s)?(, epsilon [\d.]+)?\]")
+
+
+@pytest.fixture(scope="module")
+def pattern() -> NDArray[np.uint8]:
+    return np.random.default_rng(5).integers(1, 255, 24, dtype=np.uint8)
+
+
+def planted(path: Path, pattern: NDArray[np.uint8]) -> Path:
+    """Noise, with the pattern in the fourth row of every image; two classes of odd sizes, in random order."""
+    rng = np.random.default_rng(6)
+    labels = rng.permutation(np.repeat([0, 1], COUNTS))
+    images = rng.integers(0, 256, (len(labels), 28, 28), dtype=np.uint8)
+    images[:, 3, 2:26] = pattern
+    np.savez(path, images=images, labels=labels, classes=np.array(["first", "second"]))
+    return path
+
+
+def contents(path: Path) -> Iterator[bytes]:
+    """What is in a file, and what is packed in it."""
+    raw = path.read_bytes()
+    yield raw
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            yield from (archive.read(name) for name in archive.namelist())
+    elif path.suffix == ".png":
+        yield np.asarray(Image.open(io.BytesIO(raw))).tobytes()
+
+
+def shapes_of(pattern: NDArray[np.uint8]) -> Iterator[bytes]:
+    """Pieces of the pattern, as it might be written."""
+    for start in range(0, len(pattern) - 8, 4):
+        piece = pattern[start : start + 8]
+        yield piece.tobytes()
+        yield piece.tobytes().hex().encode()
+        yield base64.b64encode(piece.tobytes()).rstrip(b"=")[:-1]
+        for kind in (np.float32, np.float64):
+            yield piece.astype(kind).tobytes()
+            yield (piece.astype(kind) / 255).astype(kind).tobytes()
+            yield (piece.astype(kind) / kind(127.5) - 1).astype(kind).tobytes()
+        yield ", ".join(map(str, piece.tolist())).encode()
+
+
+def counts_in(text: str) -> list[str]:
+    """Class counts, and shares that follow from them, as they would be printed."""
+    total = sum(COUNTS)
+    words = [str(count) for count in COUNTS] + [f"{count:,}" for count in COUNTS]
+    words += [f"{scale * count / total:.{4 - int(scale > 1)}f}" for count in COUNTS for scale in (1, 100)]
+    return [word for word in words if re.search(rf"(?<![0-9a-f]){re.escape(word)}(?![0-9a-f])", text)]
+
+
+def numbers_in(numbers: NDArray[np.float32], content: bytes) -> list[float]:
+    """Those of `numbers` that `content` holds: as text, alone in a small piece, or several side by side.
+
+    One of some thousand float32 among the weights of a network is found by chance in every second run, two side by
+    side in none; and one of six decimals is now and then that of a public number, which are rounded to so many.
+    """
+    binary = np.frombuffer(content[: len(content) // 4 * 4], np.float32)
+    seen = np.isin(binary, numbers)
+    if len(binary) > 4:
+        seen[1:-1] &= seen[2:] | seen[:-2]
+        seen[[0, -1]] &= seen[[1, -2]]
+    words = set(re.findall(rb"[0-9]+[.][0-9]{7,}", content))
+    full = {word[:11] for word in words}
+    short = {str(value).encode(): value for value in numbers}
+    long = {f"{float(value):.17f}".encode()[:11]: value for value in numbers}
+    return [*binary[seen].tolist(), *(short[word] for word in words & set(short)), *(long[w] for w in full & set(long))]
+
+
+def test_nothing_of_the_private_images_is_written(
+    tmp_path: Path, public_bundle: Path, pattern: NDArray[np.uint8]
+) -> None:
+    private = planted(tmp_path / "private.npz", pattern)
+    places = {name: tmp_path / "seen" / name for name in ("home", "scratch", "work")}
+    for place in places.values():
+        place.mkdir(parents=True)
+    environment = os.environ | {
+        "HOME": str(places["home"]), "TMPDIR": str(places["scratch"]), "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }  # fmt: skip
+    environment.pop("RAPID_LEDGER", None)
+    environment.pop("XDG_DATA_HOME", None)
+    settings = [setting for setting in TINY if setting.startswith(("private", "generation"))]
+    settings += ["private.expected_batch=200", "private.checkpoint_seconds=0"]
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "secret.npz"), "train-private"]
+    command += ["--base", str(public_bundle), "--private", str(private), "--epsilon", "1", "--out", "out"]
+    command += [word for setting in settings for word in ("--set", setting)]
+    done = subprocess.run(command, cwd=places["work"], env=environment, capture_output=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    secret = np.load(tmp_path / "secret.npz")
+    assert len(secret["losses"]) > 300
+    assert len(secret["norms"]) > 300
+    # the base is public, whatever it holds
+    public = {path.stat().st_ino for path in public_bundle.rglob("*") if path.is_file()}
+    written = [p for p in (tmp_path / "seen").rglob("*") if p.is_file() and p.stat().st_ino not in public]
+    # the card, the statement, the networks, the plan, the ledger and its key
+    assert len(written) > 10
+    seen = [(str(path), content) for path in written for content in contents(path)]
+    seen += [("stdout", done.stdout), ("stderr", done.stderr)]
+    forbidden = set(shapes_of(pattern))
+    numbers = np.concatenate([secret["losses"], secret["norms"]])
+    numbers = np.unique(numbers[(numbers != 0) & np.isfinite(numbers)])
+    for name, content in seen:
+        assert not [piece for piece in forbidden if piece in content], name
+        assert not numbers_in(numbers, content), name
+        for count in COUNTS:
+            assert np.int64(count).tobytes() not in content, name
+            assert np.float64(count).tobytes() not in content, name
+        if name.endswith((".json", ".jsonl", ".md", "stdout", "stderr")):
+            assert not counts_in(content.decode()), name
+    # the terminal says how far it is, how fast, and what was spent; a rounded loss would be a line of another form
+    told = json.loads((places["work"] / "out" / "privacy.json").read_text())
+    assert told["epsilon"] == pytest.approx(1, abs=2e-3)
+    words = done.stdout.decode().replace(told["accountant"], "")
+    assert set(re.findall(r"\d+[.]\d[\de-]*", words)) == {f"{told['epsilon']:.3g}", f"{told['delta']:.2g}"}
+    for line in filter(None, re.split(r"[\r\n]+", done.stderr.decode())):
+        assert PROGRESS.fullmatch(line), line
+
+
+def test_the_search_finds_what_it_looks_for(tmp_path: Path, pattern: NDArray[np.uint8]) -> None:
+    """It is not idle: the set itself, its latents' input and its counts are found."""
+    private = planted(tmp_path / "private.npz", pattern)
+    forbidden = set(shapes_of(pattern))
+    found = [content for content in contents(private) if any(piece in content for piece in forbidden)]
+    assert found
+    unit = np.load(private)["images"].astype(np.float32) / np.float32(127.5) - 1
+    assert any(piece in unit.tobytes() for piece in forbidden)
+    losses = np.random.default_rng(7).gamma(2, size=1000).astype(np.float32)
+    weights = np.random.default_rng(8).normal(size=10000).astype(np.float32)
+    assert not numbers_in(losses, weights.tobytes())
+    assert numbers_in(losses, np.r_[weights, losses[5:7], weights].astype(np.float32).tobytes()) == losses[5:7].tolist()
+    assert numbers_in(losses, np.r_[weights, losses[5:7]].astype(np.float32).tobytes()) == losses[5:7].tolist()
+    assert numbers_in(losses, losses[9].tobytes()) == [losses[9]]
+    assert numbers_in(losses, f'{{"loss": {float(losses[9])}}}'.encode()) == [losses[9]]
+    long = next(loss for loss in losses if len(str(loss)) >= 10)
+    assert numbers_in(losses, f"mean loss {long}".encode()) == [long]
+    assert counts_in("class first: 1,237 images")
+    assert counts_in('{"share": 0.6040}')
+    assert not counts_in("3f1237ab")

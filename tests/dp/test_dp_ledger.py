@@ -1,0 +1,266 @@
+"""The ledger and its rules: tampering, composition, limits, crashes, processes that spend at the same time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rapid.dp.accounting import Release, prv_epsilon, single_noise_multiplier
+from rapid.dp.ledger import Ledger, Limit, TamperedLedger
+from rapid.dp.spending import Balance, Charge, balance, balances, set_limit
+from rapid.errors import InputError, PrivacyRefused
+
+DELTA = 1e-5
+RUN = [Release(4.0, 1.0, 1), Release(1.0, 0.01, 100)]
+ASKED = Limit(1.0, DELTA)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A ledger of five lines."""
+    ledger = Ledger(tmp_path / "book" / "ledger.jsonl")
+    set_limit(ledger, "a" * 32, Limit(8.0, DELTA))
+    for run in ("one", "two"):
+        charge = Charge(ledger, "a" * 32, run, ASKED)
+        charge.reserve(RUN)
+        charge.settle(RUN)
+    assert len(ledger.entries()) == 5
+    return ledger.path
+
+
+def spent(path: Path, dataset: str = "a" * 32) -> Balance:
+    return balance(Ledger(path).entries(), dataset)
+
+
+def test_every_changed_byte_is_found(written: Path) -> None:
+    content = written.read_bytes()
+    for place in range(len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        written.write_bytes(bytes(changed))
+        with pytest.raises(TamperedLedger, match="altered: "):
+            Ledger(written).entries()
+    written.write_bytes(content)
+    assert len(Ledger(written).entries()) == 5
+
+
+def lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda old: old[:2] + old[3:], "line 3 is not the one"),
+        (lambda old: old[:-1], "1 of 5 lines are missing at the end"),
+        (lambda old: [], "5 of 5 lines are missing at the end"),
+        (lambda old: [old[1], old[0], *old[2:]], "line 1 is not"),
+        (lambda old: [*old, old[-1]], "line 6 is not"),
+        (lambda old: [*old[:-1], b"{}\n"], "line 5 cannot be read"),
+        (lambda old: [*old[:-1], b"\xff\n"], "line 5 cannot be read"),
+    ],
+)
+def test_lines_taken_out_put_in_or_moved(
+    written: Path, change: Callable[[list[bytes]], list[bytes]], words: str
+) -> None:
+    written.write_bytes(b"".join(change(lines(written))))
+    with pytest.raises(TamperedLedger, match=words) as refused:
+        Ledger(written).entries()
+    assert refused.value.exit_code == 3
+    # and nothing is spent on its word
+    with pytest.raises(TamperedLedger):
+        Charge(Ledger(written), "a" * 32, "three", ASKED).reserve(RUN)
+
+
+@pytest.mark.parametrize("suffix", [".key", ".head"])
+def test_what_lies_beside_it_is_needed(written: Path, suffix: str) -> None:
+    beside = written.with_name(written.name + suffix)
+    content = beside.read_bytes()
+    for damage in (content[:-3], bytes(32), b""):
+        beside.write_bytes(damage)
+        with pytest.raises(TamperedLedger):
+            Ledger(written).entries()
+    beside.unlink()
+    with pytest.raises(TamperedLedger, match="is gone"):
+        Ledger(written).entries()
+    if suffix == ".key":
+        # not even without the lines, which the head still counts
+        written.unlink()
+        with pytest.raises(TamperedLedger, match="is gone"):
+            Ledger(written)
+
+
+def test_lines_of_another_ledger_do_not_fit(written: Path, tmp_path: Path) -> None:
+    other = Ledger(tmp_path / "other" / "ledger.jsonl")
+    for number in range(5):
+        set_limit(other, "a" * 32, Limit(100.0 + number, DELTA))
+    shutil.copyfile(other.path, written)
+    with pytest.raises(TamperedLedger):
+        Ledger(written).entries()
+
+
+def test_a_crash_while_a_line_is_written_loses_nothing(written: Path) -> None:
+    """What is left of a torn line was never acted upon; a line without its head counts."""
+    head = written.with_name(written.name + ".head")
+    whole = written.read_bytes()
+    for part in (1, 40, len(lines(written)[-1]) - 1):
+        with written.open("ab") as stream:
+            stream.write(lines(written)[-1][:part])
+        assert len(Ledger(written).entries()) == 5
+        set_limit(Ledger(written), "b" * 32, Limit(1.0, DELTA))
+        assert len(Ledger(written).entries()) == 6
+        written.write_bytes(whole)
+        head.unlink()
+        Ledger(written)._write_head(5, json.loads(lines(written)[-1])["mac"])
+    before = head.read_bytes()
+    set_limit(Ledger(written), "b" * 32, Limit(1.0, DELTA))
+    head.write_bytes(before)
+    assert len(Ledger(written).entries()) == 6
+    set_limit(Ledger(written), "b" * 32, Limit(2.0, DELTA))
+    assert len(Ledger(written).entries()) == 7
+
+
+def test_only_the_owner_reads_the_key(written: Path) -> None:
+    for suffix in (".key", ".lock", ""):
+        assert written.with_name(written.name + suffix).stat().st_mode & 0o077 == 0
+
+
+@given(st.integers(0, 4), st.integers(0, 2**32 - 1))
+def test_an_account_is_that_of_the_images_in_any_order(
+    tmp_path_factory: pytest.TempPathFactory, n: int, s: int
+) -> None:
+    draws = np.random.default_rng(s)
+    images = draws.integers(0, 256, (n, 3, 5), dtype=np.uint8)
+    folder = tmp_path_factory.mktemp("ledgers")
+    ledger, other = Ledger(folder / "one"), Ledger(folder / "two")
+    account = ledger.account(images)
+    assert account == Ledger(folder / "one").account(draws.permutation(images))
+    assert len(account) == 32
+    # it tells nothing without the key, and the same images in another shape are others
+    assert account != other.account(images)
+    assert account not in hashlib.sha256(images.tobytes()).hexdigest()
+    if n:
+        assert account != ledger.account(images[:-1])
+        assert account != ledger.account(images.reshape(n, 5, 3))
+        changed = images.copy()
+        changed[0, 0, 0] ^= 1
+        assert account != ledger.account(changed)
+
+
+def test_runs_compose_numerically(written: Path) -> None:
+    together = spent(written)
+    alone = prv_epsilon(RUN, DELTA)
+    assert together.epsilon == pytest.approx(prv_epsilon(RUN + RUN, DELTA))
+    assert alone < together.epsilon < 1.8 * alone
+    assert together.limit == Limit(8.0, DELTA)
+    assert [run.run for run in together.runs] == ["one", "two"]
+    assert spent(written, "c" * 32).epsilon == 0
+    assert [found.dataset for found in balances(Ledger(written).entries())] == ["a" * 32]
+
+
+def gaussian(epsilon: float) -> list[Release]:
+    return [Release(single_noise_multiplier(epsilon, DELTA), 1.0, 1)]
+
+
+def test_a_run_beyond_the_limit_is_refused_and_not_charged(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    set_limit(ledger, "a" * 32, Limit(1.0, DELTA))
+    Charge(ledger, "a" * 32, "first", ASKED).reserve(gaussian(0.7))
+    before = ledger.path.read_bytes()
+    with pytest.raises(PrivacyRefused, match=r"limit of this data set is epsilon 1 at delta 1e-05; 0\.71"):
+        Charge(ledger, "a" * 32, "second", ASKED).reserve(gaussian(0.85))
+    assert ledger.path.read_bytes() == before
+    # composed numerically, 0.7 and 0.55 are less than 1; added up they would be more
+    Charge(ledger, "a" * 32, "second", ASKED).reserve(gaussian(0.55))
+    assert 0.7 < spent(ledger.path).epsilon <= 1
+    # other data sets have accounts of their own
+    Charge(ledger, "b" * 32, "third", ASKED).reserve(gaussian(5.0))
+    set_limit(ledger, "a" * 32, Limit(0.5, DELTA))
+    with pytest.raises(PrivacyRefused):
+        Charge(ledger, "a" * 32, "fourth", ASKED).reserve(gaussian(0.01))
+    # what was reserved may go on
+    Charge(ledger, "a" * 32, "second", ASKED).reserve(gaussian(0.55))
+
+
+def test_a_stopped_run_is_charged_for_what_it_took(tmp_path: Path) -> None:
+    """Until it is resumed: then for all again, if that is still there. A crashed one stays charged in full."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    set_limit(ledger, "a" * 32, Limit(1.0, DELTA))
+    plan = [Release(6.5, 1.0, 1)]
+    whole, half = [Release(20.0, 0.5, 100)], [Release(20.0, 0.5, 50)]
+    first = Charge(ledger, "a" * 32, "first", ASKED)
+    first.reserve(whole)
+    full = spent(ledger.path).epsilon
+    first.settle(half)
+    assert spent(ledger.path).epsilon == prv_epsilon(half, DELTA) < full
+    first.reserve(whole)
+    assert spent(ledger.path).epsilon == full
+    first.settle(half)
+    first.settle(half)
+    count = len(ledger.entries())
+    second = Charge(ledger, "a" * 32, "second", ASKED)
+    second.reserve(plan)
+    assert prv_epsilon(whole + plan, DELTA) > 1
+    with pytest.raises(PrivacyRefused):
+        first.reserve(whole)
+    assert len(ledger.entries()) == count + 1
+    second.settle([Release(6.5, 1.0, 0)])
+    assert [run.run for run in spent(ledger.path).runs] == ["first"]
+    first.reserve(whole)
+
+
+SPENDER = """
+import sys
+from pathlib import Path
+from rapid.errors import PrivacyRefused
+from rapid.dp.spending import Charge
+from rapid.dp.accounting import Release
+from rapid.dp.ledger import Ledger, Limit
+ledger = Ledger(Path(sys.argv[1]))
+sys.stdin.readline()
+for number in range(5):
+    try:
+        Charge(ledger, "a" * 32, f"{sys.argv[2]}-{number}", Limit(1.0, 1e-5)).reserve([Release(8.0, 1.0, 1)])
+        print("spent")
+    except PrivacyRefused:
+        print("refused")
+"""
+
+
+def test_processes_at_once_cannot_spend_more_than_there_is(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    allowed = 7
+    limit = prv_epsilon([Release(8.0, 1.0, 1)] * allowed, DELTA)
+    set_limit(ledger, "a" * 32, Limit(limit, DELTA))
+    command = [sys.executable, "-c", SPENDER, str(ledger.path)]
+    spenders = [
+        subprocess.Popen([*command, str(n)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for n in range(4)
+    ]
+    answers = []
+    for spender in spenders:
+        assert spender.stdin is not None
+        spender.stdin.write("\n")
+        spender.stdin.flush()
+    for spender in spenders:
+        answers += spender.communicate(timeout=120)[0].split()
+    assert sorted(set(answers)) == ["refused", "spent"]
+    assert answers.count("spent") == allowed
+    assert len(answers) == 20
+    assert len(ledger.entries()) == 1 + allowed
+    assert spent(ledger.path).epsilon <= limit * (1 + 1e-6)
+
+
+def test_a_ledger_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"--ledger .*cannot be used"):
+        Ledger(tmp_path / "file" / "ledger.jsonl")

@@ -1,0 +1,199 @@
+"""Training on several ranks, started for real by torchrun: the inputs of the guarantee, and what a lost rank leaves."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from rapid.bundle.format import Bundle
+from rapid.config.sections import Settings
+from rapid.dp import Ranks, default_delta
+from rapid.dp.budget import allot
+
+PROGRAM = Path(__file__).with_name("rank_program.py")
+Result = dict[str, Any]
+
+
+def load_program() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("rank_program", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def torchrun(*arguments: str) -> subprocess.Popen[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    return subprocess.Popen(
+        [*launcher, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
+    """What two ranks computed."""
+    out = tmp_path_factory.mktemp("ranks")
+    process = torchrun(str(PROGRAM), str(out))
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def test_the_sums_of_the_ranks_add_up_to_that_of_one_process(results: list[Result]) -> None:
+    assert [result["count"] for result in results] == [2, 2]
+    alone = load_program().sum_of_batch(Ranks())
+    for result in results:
+        torch.testing.assert_close(result["sum"], alone, rtol=1e-4, atol=1e-6)
+    assert torch.equal(results[0]["sum"], results[1]["sum"])
+
+
+def test_the_parts_together_are_a_poisson_sample(results: list[Result]) -> None:
+    sizes = np.array(results[0]["drawn"]) + np.array(results[1]["drawn"])
+    rate = 10 / 41
+    cuts = [-1, 6, 7, 8, 9, 10, 11, 12, 13, 41]
+    counts = np.histogram(sizes, np.array(cuts) + 0.5)[0]
+    assert stats.chisquare(counts, 400 * np.diff(stats.binom.cdf(cuts, 41, rate))).pvalue > 1e-6
+    assert abs(stats.pearsonr(results[0]["drawn"], results[1]["drawn"]).statistic) < 0.25
+
+
+def test_noise_is_added_exactly_once(results: list[Result]) -> None:
+    for first, second in zip(results[0]["noise"], results[1]["noise"], strict=True):
+        assert torch.equal(first, second)
+    noise = torch.cat(results[0]["noise"]).numpy()
+    # noise_multiplier * clip_norm / expected_batch = 2 * 0.5 / 1
+    assert stats.kstest(noise, "norm").pvalue > 1e-5
+    steps = torch.stack(results[0]["noise"]).double()
+    assert torch.corrcoef(steps).fill_diagonal_(0).abs().max() < 0.2
+
+
+def test_counts_of_the_ranks_add_up_with_noise_once(results: list[Result]) -> None:
+    assert results[0]["counts"] == results[1]["counts"]
+    assert stats.kstest(results[0]["counts"], "norm", args=(2001, 100)).pvalue > 1e-5
+
+
+def test_a_rank_without_examples_takes_the_same_steps(results: list[Result]) -> None:
+    for result in results:
+        assert result["lonely steps"] == 3
+        for first, second in zip(result["lonely"], results[0]["lonely"], strict=True):
+            assert torch.equal(first, second)
+
+
+def test_a_failure_is_everybodys_and_told_once(results: list[Result]) -> None:
+    for failing in (0, 1):
+        seen = [result["failure"][failing] for result in results]
+        assert {message for message, _ in seen} == {f"rank {failing} has no file"}
+        assert [told for _, told in seen] == [failing != 0, failing != 1]
+    for result in results:
+        assert "--private: not the same on all ranks" in result["disagreement"]
+        assert result["shared"] == {"from": 0}
+
+
+def arguments(base: Path, private: Path, out: Path, *more: str) -> list[str]:
+    command = ["-m", "rapid", "train-private", "--base", str(base), "--private", str(private), "--epsilon", "8"]
+    return [*command, "--out", str(out), *more]
+
+
+def test_train_private_on_two_ranks(tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: Settings) -> None:
+    out = tmp_path / "out"
+    process = torchrun(*arguments(public_bundle, digits, out, "--set", "private.multiplicity=2"))
+    output, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors
+    assert output.count("private bundle:") == 1
+    private = tiny_settings.private
+    settings = private.model_copy(update={"multiplicity": 2})
+    plan = allot(settings, 100, 8.0, default_delta(100), probed=True).denoiser
+    statement = json.loads((out / "privacy.json").read_text())
+    assert statement["noise_multiplier"] == plan.noise_multiplier
+    assert statement["sample_rate"] == plan.sample_rate == 0.2
+    assert statement["steps"] == plan.steps == 3
+    assert statement["multiplicity"] == 2
+    assert statement["epsilon"] == pytest.approx(plan.epsilon(), abs=1e-5)
+    assert Bundle.open(out, "--out", "private").denoiser().num_classes == 10
+
+
+def test_a_single_image_on_two_ranks(tmp_path: Path, public_bundle: Path, digits: Path) -> None:
+    with np.load(digits) as archive:
+        np.savez(tmp_path / "one.npz", images=archive["images"][:1], labels=np.zeros(1, np.int64))
+    out = tmp_path / "out"
+    process = torchrun(*arguments(public_bundle, tmp_path / "one.npz", out, "--set", "private.expected_batch=1"))
+    _, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors
+    assert json.loads((out / "privacy.json").read_text())["dataset_size"] == 1
+
+
+def test_bad_input_is_said_once(tmp_path: Path, public_bundle: Path) -> None:
+    process = torchrun(*arguments(public_bundle, tmp_path / "none", tmp_path / "out"))
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert errors.count("does not exist; give a folder of images") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_overlap_is_refused_once(tmp_path: Path, public_bundle: Path, letters: Path) -> None:
+    out = tmp_path / "out"
+    process = torchrun(*arguments(public_bundle, letters, out, "--set", "private.overlap.share=0.5"))
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert errors.count("--private and --base overlap") == 1
+    assert "exitcode  : 3" in errors
+    assert sorted(p.name for p in out.iterdir()) == ["checkpoints"]
+
+
+def test_a_killed_rank_ends_the_job_which_can_be_resumed(tmp_path: Path, public_bundle: Path, digits: Path) -> None:
+    out = tmp_path / "out"
+    more = ("--set", "private.steps=150")
+    process = torchrun(*arguments(public_bundle, digits, out, *more))
+    assert process.stderr is not None
+    shown = ""
+    while "private training" not in shown:
+        character = process.stderr.read(1)
+        assert character, shown
+        shown += character
+    os.kill(child_of_rank(process.pid, 1), signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "go on with --resume" in errors or "start all ranks again with --resume" in errors
+    assert "SIGKILL" in errors
+    assert not (out / "privacy.json").exists()
+    assert 0 < torch.load(out / "checkpoints" / "private.pt", weights_only=True)["step"] < 150
+    again = torchrun(*arguments(public_bundle, digits, out, *more, "--resume"))
+    _, errors = again.communicate(timeout=180)
+    assert again.returncode == 0, errors
+    assert json.loads((out / "privacy.json").read_text())["steps"] == 150
+
+
+def child_of_rank(parent: int, rank: int) -> int:
+    """The process that torchrun started for a rank."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                status = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+                if int(status[1]) == parent and f"RANK={rank}" in (folder / "environ").read_text().split("\0"):
+                    return int(folder.name)
+            except (OSError, IndexError):
+                continue
+        time.sleep(0.05)
+    raise AssertionError(f"no process of rank {rank}")

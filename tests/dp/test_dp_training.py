@@ -1,0 +1,185 @@
+"""The training loop and the finished bundle: what is written, what is said, resuming."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rapid.bundle.format import Bundle
+from rapid.config.presets import apply_overrides
+from rapid.config.sections import PrivateSettings, Settings
+from rapid.dp.accounting import Release, prv_epsilon
+from rapid.dp.releases import Plan
+from rapid.dp.training import select_trainable, train_private
+from rapid.errors import InputError
+from rapid.files import content_hash
+from rapid.stages import train_private_bundle
+
+CPU = torch.device("cpu")
+PLAN = Plan(dataset_size=20, expected_batch=5, steps=12, clip_norm=1.0, noise_multiplier=1.0, delta=1e-3)
+SETTINGS = PrivateSettings(expected_batch=5, steps=12, physical_batch=4)
+
+
+def test_only_matching_parameters_are_trained(tmp_path: Path) -> None:
+    network = nn.ModuleDict({"first": nn.Linear(2, 2), "second": nn.Linear(2, 2)})
+    before = {name: p.clone() for name, p in network.named_parameters()}
+    select_trainable(network, ("second.*", "first.bias"))
+    x = torch.randn(20, 2)
+    train_private(
+        network, lambda i: network["second"](network["first"](x[i])).sum(1), PLAN, SETTINGS, tmp_path / "state.pt"
+    )
+    changed = {name for name, p in network.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {"second.weight", "second.bias", "first.bias"}
+
+
+def test_a_pattern_without_a_match_is_an_error() -> None:
+    with pytest.raises(InputError, match=r"private.trainable: no parameter matches 'nothing\*'"):
+        select_trainable(nn.Linear(2, 2), ("nothing*",))
+
+
+def test_an_interrupted_run_takes_the_planned_steps_in_all(tmp_path: Path) -> None:
+    network = nn.Linear(2, 1)
+    x = torch.randn(20, 2)
+    seen = 0
+
+    def losses(indices: Tensor) -> Tensor:
+        nonlocal seen
+        seen += 1
+        if seen == 6:
+            raise KeyboardInterrupt
+        return network(x[indices]).sum(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_private(network, losses, PLAN, SETTINGS, tmp_path / "state.pt")
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert 0 < saved["step"] < PLAN.steps
+    other = PLAN.model_copy(update={"noise_multiplier": 2.0})
+    with pytest.raises(InputError, match="another plan"):
+        train_private(network, losses, other, SETTINGS, tmp_path / "state.pt")
+    train_private(network, losses, PLAN, SETTINGS, tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["step"] == PLAN.steps
+
+
+def test_privacy_json_follows_from_the_plan(private_bundle: Path, tiny_settings: Settings) -> None:
+    statement = json.loads((private_bundle / "privacy.json").read_text())
+    wanted = {
+        "epsilon", "delta", "accountant", "adjacency", "unit", "noise_multiplier", "sample_rate", "steps", "clip_norm",
+        "dataset_size", "noise_source", "created", "packages",
+    }  # fmt: skip
+    assert wanted <= statement.keys()
+    assert statement["dataset_size"] == 100
+    assert statement["sample_rate"] == tiny_settings.private.expected_batch / 100
+    assert statement["unit"] == "one image"
+    spent = prv_epsilon(
+        [Release(statement["noise_multiplier"], statement["sample_rate"], statement["steps"])], statement["delta"]
+    )
+    assert spent <= statement["epsilon"] <= 10
+    assert "opacus" in statement["accountant"]
+    assert "differentially private" in (private_bundle / "README.md").read_text()
+
+
+def test_draws_precision_and_groups_are_options(
+    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: Settings
+) -> None:
+    chosen = apply_overrides(
+        tiny_settings.model_dump(mode="json"),
+        [
+            "private.multiplicity=3", "private.precision=bfloat16", "private.group_size=4",
+            "private.physical_batch=2",
+        ],
+    )  # fmt: skip
+    out = tmp_path / "out"
+    train_private_bundle(
+        public_bundle, digits, out, chosen, epsilon=10.0, delta=None, device=CPU, resume=False
+    )  # fmt: skip
+    statement = json.loads((out / "privacy.json").read_text())
+    assert statement["multiplicity"] == 3
+    assert statement["group"]["size"] == 4
+    assert statement["group"]["epsilon"] > statement["epsilon"]
+    assert "a person with 4 images" in (out / "README.md").read_text()
+    weights = Bundle.open(out, "--out").denoiser().state_dict()
+    assert all(torch.isfinite(value).all() for value in weights.values())
+    assert all(value.dtype == torch.float32 for value in weights.values())
+
+
+def test_what_is_written_and_said_depends_on_the_images_only_through_the_weights(
+    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: Settings, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with np.load(digits) as archive:
+        arrays = dict(archive)
+    written, said = [], []
+    for name, images, labels in (
+        ("real", arrays["images"], arrays["labels"]),
+        ("other", 255 - arrays["images"][::-1], np.full(100, 7)),
+    ):
+        source = tmp_path / name / "data.npz"
+        source.parent.mkdir()
+        np.savez(source, images=images, labels=labels, classes=arrays["classes"])
+        out = tmp_path / name / "bundle"
+        train_private_bundle(
+            public_bundle, source, out, tiny_settings, epsilon=5.0, delta=None, device=CPU, resume=False
+        )
+        written.append(out)
+        # but for the clock in the progress, what is shown is the same
+        said.append([part.split("|")[0] for part in capfd.readouterr().err.splitlines()])
+    first, second = written
+    names = sorted(p.relative_to(first).as_posix() for p in first.rglob("*") if p.is_file())
+    assert names == sorted(p.relative_to(second).as_posix() for p in second.rglob("*") if p.is_file())
+    different = {name for name in names if content_hash(first / name) != content_hash(second / name)}
+    # config.json holds the hash of the weights, privacy.json and the card the time, run.json a random name
+    assert different <= {
+        "denoiser/diffusion_pytorch_model.safetensors", "probe/diffusion_pytorch_model.safetensors",
+        "config.json", "privacy.json", "README.md", "checkpoints/run.json",
+    }  # fmt: skip
+    configs = [json.loads((out / "config.json").read_text()) for out in written]
+    for config in configs:
+        config["networks"].pop("denoiser")
+        config["networks"].pop("probe")
+    assert configs[0] == configs[1]
+    assert said[0][-1].split(":")[0] == said[1][-1].split(":")[0]
+
+
+def test_a_run_is_resumed_with_the_noise_that_it_began_with(
+    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: Settings
+) -> None:
+    """Solved again, with other threads or another CPU, the noise may differ in the last digit."""
+
+    def train(epsilon: float, *, resume: bool) -> Bundle | None:
+        return train_private_bundle(
+            public_bundle, digits, tmp_path / "out", tiny_settings, epsilon=epsilon, delta=None, device=CPU,
+            resume=resume,
+        )  # fmt: skip
+
+    train(5.0, resume=False)
+    file = tmp_path / "out" / "checkpoints" / "plan.json"
+    plan = json.loads(file.read_text())
+    plan["plan"]["noise_multiplier"] *= 1 + 1e-9
+    file.write_text(json.dumps(plan))
+    assert train(5.0, resume=True) is not None
+    with pytest.raises(InputError, match="epsilon"):
+        train(5.1, resume=True)
+
+
+def test_unlabelled_images_give_an_unconditional_model(
+    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: Settings
+) -> None:
+    with np.load(digits) as archive:
+        np.savez(tmp_path / "plain.npz", images=archive["images"])
+    bundle = train_private_bundle(
+        public_bundle, tmp_path / "plain.npz", tmp_path / "out", tiny_settings, epsilon=5.0, delta=None, device=CPU,
+        resume=False,
+    )  # fmt: skip
+    assert bundle.config.classes == ()
+    assert bundle.denoiser().num_classes == 0
+
+
+def test_a_private_bundle_is_complete_in_itself(private: Bundle) -> None:
+    assert private.config.kind == "private"
+    assert len(private.knowledge_base()) == 18
+    assert private.denoiser().num_classes == 10
+    assert private.public_denoiser().num_classes == 13

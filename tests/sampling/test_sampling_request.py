@@ -1,0 +1,134 @@
+"""Orders: whatever the moments at which candidates are drawn and finished, the same images in the same places."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from rapid.sampling.request import Odds, Order
+
+CLASSES = 4
+
+
+def seen_in(seed: int, numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Images that hold their own number, and what the probe sees in them: a function of seed and number."""
+    images = np.stack([np.array([[number % 256, number // 256]], np.uint8) for number in numbers.tolist()])
+    rows = [np.random.default_rng([seed, number]).dirichlet(np.ones(CLASSES)) for number in numbers.tolist()]
+    return images, np.array(rows, np.float32)
+
+
+def serve(order: Order, batch: int, turns: list[int]) -> dict[int, int]:
+    """Fill an order; `turns` say which of the candidates in flight is finished next."""
+    placed: dict[int, int] = {}
+    flying: list[int] = []
+    while order.missing:
+        numbers, labels = order.draw(batch - len(flying))
+        assert len(numbers) <= batch - len(flying)
+        if labels is not None and order.labels is not None:
+            assert (labels == order.labels[numbers % order.count]).all()
+        assert not set(numbers.tolist()) & set(flying)
+        flying += numbers.tolist()
+        assert flying
+        turn = turns.pop() % len(flying) if turns else 0
+        done = np.array([flying.pop(turn)])
+        images, rows = seen_in(order.seed, done)
+        for place, candidate, image in order.offer(done, images, None if order.labels is None else rows):
+            assert place not in placed
+            placed[place] = int(image[0, 0]) + 256 * int(image[0, 1])
+            assert placed[place] == candidate
+    assert order.wants == 0
+    return placed
+
+
+def rule(wanted: list[int], seed: int, attempts: int) -> dict[int, int]:
+    """The rule as a loop over all candidates, one after the other."""
+    placed: dict[int, int] = {}
+    spare = []
+    for number in itertools.count():
+        if number >= attempts * len(wanted) and number % len(wanted) == 0 and len(spare) + len(placed) >= len(wanted):
+            break
+        still = [place for place in range(len(wanted)) if place not in placed]
+        if not still:
+            break
+        if wanted[number % len(wanted)] not in [wanted[place] for place in still]:
+            continue
+        _, rows = seen_in(seed, np.array([number]))
+        fitting = [place for place in still if wanted[place] == rows[0].argmax()]
+        if fitting:
+            placed[fitting[0]] = number
+        else:
+            spare.append((number, rows[0]))
+    for label in sorted(set(wanted)):
+        for place in [place for place in range(len(wanted)) if place not in placed and wanted[place] == label]:
+            best = max(range(len(spare)), key=lambda index, label=label: spare[index][1][label])
+            placed[place] = spare.pop(best)[0]
+    return placed
+
+
+@given(
+    wanted=st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=20),
+    seed=st.integers(0, 1000),
+    attempts=st.integers(1, 4),
+    batch=st.integers(1, 30),
+    turns=st.lists(st.integers(0, 30), max_size=100),
+)
+def test_moments_change_nothing(wanted: list[int], seed: int, attempts: int, batch: int, turns: list[int]) -> None:
+    found = serve(Order(len(wanted), np.array(wanted), seed, attempts), batch, list(turns))
+    if attempts == 1:
+        assert found == {place: place for place in range(len(wanted))}
+    else:
+        assert found == rule(wanted, seed, attempts)
+
+
+@given(count=st.integers(1, 20), batch=st.integers(1, 30), turns=st.lists(st.integers(0, 30), max_size=50))
+def test_without_classes(count: int, batch: int, turns: list[int]) -> None:
+    assert serve(Order(count, None, 3, 8), batch, turns) == {place: place for place in range(count)}
+
+
+def test_as_many_candidates_as_will_probably_do() -> None:
+    """Two for each image at first; then what the probe's opinions so far ask for."""
+    odds = Odds()
+    order = Order(10, np.zeros(10, np.int64), 0, 8, odds=odds)
+    assert order.wants == 20
+    numbers, _ = order.draw(100)
+    assert len(numbers) == 20
+    assert order.wants == 0
+    wrong = np.tile(np.array([0, 1], np.float32), (8, 1))
+    order.offer(numbers[:8], np.zeros((8, 1, 1), np.uint8), wrong)
+    # none of 8 was taken, so 2 in 12, with what counts at the beginning
+    assert order.wants == 60 - 12
+    odds.add(98, 98)
+    assert Order(100, np.zeros(100, np.int64), 0, 8, odds=odds).wants == 110
+
+
+def test_what_does_not_count_is_not_drawn() -> None:
+    """Class 0 is full after two candidates, so those that follow are drawn for class 1 alone."""
+    order = Order(2, np.array([0, 1]), 0, 8)
+    numbers, labels = order.draw(100)
+    assert labels is not None
+    assert (numbers.tolist(), labels.tolist()) == ([0, 1, 2, 3], [0, 1, 0, 1])
+    zeros = np.tile(np.array([1, 0], np.float32), (2, 1))
+    assert len(order.offer(numbers[:2], np.zeros((2, 1, 1), np.uint8), zeros)) == 1
+    assert [order.needs(number) for number in (2, 3)] == [False, True]
+    numbers, labels = order.draw(100)
+    assert labels is not None
+    assert set(labels.tolist()) <= {1}
+    assert numbers.tolist() == list(range(5, 5 + 2 * len(numbers), 2))
+
+
+def test_a_probe_that_sees_other_classes_leaves_no_place_empty() -> None:
+    """Candidates of class 1 fill the places of class 2, those of 2 and 3 are then not made, and none is left for 1."""
+    seen = {1: 2, 2: 3, 3: 2}
+    order = Order(5, np.array([1, 2, 2, 3, 3]), 0, 2)
+    places: list[int] = []
+    while order.missing:
+        numbers, labels = order.draw(1)
+        assert labels is not None
+        assert numbers[0] < 20
+        chances = np.eye(4, dtype=np.float32)[[seen[int(label)] for label in labels]]
+        places += [placed.place for placed in order.offer(numbers, np.zeros((1, 1, 1), np.uint8), chances)]
+    assert sorted(places) == [0, 1, 2, 3, 4]
