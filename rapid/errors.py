@@ -1,9 +1,10 @@
-"""The exceptions of rapid, and the exit code that each one stands for.
+"""The exceptions of rapid, and the exit code of each.
 
-RapidError            1  something failed inside
+RapidError            1  a failure that rapid can explain
 ├── LostRank          1  another process of a distributed run is gone
-├── InputError        2  bad input or usage: the message names the argument and the fix
-└── PrivacyRefused    3  refused, because going on would break the privacy promise
+├── InputError        2  bad input or usage: names the field, the problem and the fix
+├── PrivacyRefused    3  refused, because continuing would break the privacy guarantee
+└── Stopped         130  the user asked to stop; what was done is saved
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ class RapidError(Exception):
     """A failure that rapid can explain in one line."""
 
     exit_code = 1
-    told = False
-    """Whether another process says it already."""
+    reported = False
+    """Whether another process reports it."""
 
 
 class LostRank(RapidError):
@@ -22,12 +23,40 @@ class LostRank(RapidError):
 
 
 class InputError(RapidError):
-    """Bad input or usage; the message names the argument and how to mend it."""
+    """Bad input or usage.
+
+    The command line shows the field as a flag, the server as a JSON path; `str` shows it as it is.
+
+    Args:
+        field: name of the argument in snake_case ("train_real"), a dotted setting ("private.steps"), a positional in
+            capitals ("DATASET"), a field of a JSON request ("labels"), or "" where none is to blame.
+        problem: what is wrong and how to fix it.
+        value: what was given, if it helps; shown behind the field.
+    """
 
     exit_code = 2
 
+    def __init__(self, field: str, problem: str = "", value: object = None) -> None:
+        if not problem:
+            field, problem = "", field
+        self.field = field
+        self.problem = problem
+        self.value = value
+        super().__init__(self.describe(field))
+
+    def describe(self, name: str) -> str:
+        """The message with the field under another name, such as a flag."""
+        where = name if self.value is None else f"{name} {self.value}".strip()
+        return f"{where}: {self.problem}" if where else self.problem
+
 
 class PrivacyRefused(RapidError):
-    """Refused for privacy: nothing is made known of the private images but what the message tells, if anything."""
+    """Refused for privacy: nothing about the private images is revealed but what the message tells, if anything."""
 
     exit_code = 3
+
+
+class Stopped(RapidError):
+    """The user asked to stop; what was done is saved."""
+
+    exit_code = 130

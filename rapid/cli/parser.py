@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _failure(error: Exception) -> int:
     """Say what went wrong where it is known, and return the exit code; raises what is our own fault."""
     if isinstance(error, RapidError):
-        if not error.told:
+        if not error.reported:
             print(f"{_name()}: {error}", file=sys.stderr)
         return error.exit_code
     if isinstance(error, BrokenPipeError):

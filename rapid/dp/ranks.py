@@ -114,7 +114,7 @@ class Ranks:
         failures = self.all_gather(failure)
         for rank, other in enumerate(failures):
             if other is not None:
-                other.told = rank != self.rank
+                other.reported = rank != self.rank
                 raise other
         return result
 
@@ -126,7 +126,7 @@ class Ranks:
         """
         if self.count > 1 and len(set(self.all_gather(hashlib.sha256(value).hexdigest()))) > 1:
             error = InputError(f"{what}: not the same on all ranks; give all of them the same files and arguments")
-            error.told = not self.first
+            error.reported = not self.first
             raise error
 
     def all_gather(self, value: Result) -> list[Result]:

@@ -55,7 +55,7 @@ def failure(ranks: Ranks, failing: int) -> tuple[str, bool]:
     try:
         ranks.all_or_none(action)
     except InputError as error:
-        return str(error), error.told
+        return str(error), error.reported
     return "", False
 
 
