@@ -1,4 +1,4 @@
-"""Images as PNG, grids of images with captions, and the picture of queries and their neighbours."""
+"""PNG encoding, grids of images, and captioned tables of images."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Pixels = NDArray[np.uint8]
 
 
 def encode_png(image: Pixels, text: Mapping[str, str] | None = None) -> bytes:
-    """PNG of one image, uint8 (H, W) or (H, W, 3), with text chunks; the same arguments give the same bytes."""
+    """Encode an image, uint8 (H, W) or (H, W, 3), as PNG with text chunks. Equal arguments give equal bytes."""
     buffer, chunks = io.BytesIO(), PngInfo()
     for name, words in (text or {}).items():
-        # iTXt, as the name of a model or a class can be any text
+        # iTXt: names of models and classes may be any Unicode text
         chunks.add_itxt(name, words)
     Image.fromarray(image).save(buffer, "PNG", pnginfo=chunks)
     return buffer.getvalue()
 
 
 def grid(images: Pixels, columns: int | None = None, gap: int = 2) -> Pixels:
-    """Images side by side on a dark ground, row by row.
+    """Arrange images row by row on a dark background.
 
     Args:
         images: uint8 (N, H, W) or (N, H, W, 3), N >= 1.
-        columns: images in a row; about a square if None.
+        columns: images per row; None makes the grid about square.
         gap: pixels between images.
 
     Returns:
@@ -47,16 +47,16 @@ def grid(images: Pixels, columns: int | None = None, gap: int = 2) -> Pixels:
 
 
 def table(rows: Sequence[tuple[str, Pixels]], columns: Sequence[str] = (), title: str = "", scale: int = 2) -> Pixels:
-    """Rows of images with a caption before each row and, if given, one above each column.
+    """Draw rows of images on white, with a caption left of each row and, optionally, above each column.
 
     Args:
-        rows: (caption, uint8 (N, H, W) or (N, H, W, 3)) of equal N, H and W.
-        columns: captions of the N columns.
-        title: a line above everything.
-        scale: whole number by which pixels are enlarged.
+        rows: (caption, uint8 (N, H, W) or (N, H, W, 3)); H and W are equal in all rows, N may differ.
+        columns: captions of the columns.
+        title: a line at the top.
+        scale: factor by which pixels are enlarged.
 
     Returns:
-        uint8 RGB picture on white.
+        uint8 (height, width, 3).
     """
     font = ImageFont.load_default(14)
     height, width = (side * scale for side in rows[0][1].shape[1:3])

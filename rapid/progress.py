@@ -1,4 +1,4 @@
-"""Progress of long work on standard error: rate, time left, and what else is worth knowing."""
+"""Progress of long work on standard error: units done, rate and time left."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from tqdm import tqdm
 
 
 class Progress:
-    """A bar on a terminal, a line every ten seconds elsewhere. Use it as a context manager.
+    """A progress bar; a line every ten seconds if standard error is not a terminal. Use it as a context manager.
 
     Args:
-        title: what is going on.
+        title: what is being done.
         total: number of units.
-        unit: what one unit is.
-        done: units that an earlier run has done.
-        shown: whether anything is shown at all.
+        unit: name of one unit.
+        done: units that an earlier run finished.
+        shown: False shows nothing.
     """
 
     def __init__(self, title: str, total: int, unit: str = "step", done: int = 0, *, shown: bool = True) -> None:
@@ -43,6 +43,10 @@ class Progress:
         """Count units as done."""
         self._bar.update(units)
 
+    def advance_to(self, done: int) -> None:
+        """Set the number of units done, an absolute one."""
+        self._bar.update(done - self._bar.n)
+
     def note(self, text: str) -> None:
-        """Show `text` behind the bar, from the next refresh on."""
+        """Show `text` after the bar, from the next refresh on."""
         self._bar.set_postfix_str(text, refresh=False)

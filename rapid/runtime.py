@@ -1,4 +1,4 @@
-"""What a process needs before it computes: device, threads, memory allocator, signals."""
+"""Setup of the process: device, memory allocator, signals."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory instead of returning it to the system; does nothing elsewhere.
+    """Make glibc keep freed memory instead of returning it to the system. Without glibc it does nothing.
 
-    Training on the CPU allocates the same large blocks in every step. With glibc's defaults each is fresh memory that
-    the kernel must clear, which costs more than the arithmetic. The same as MALLOC_MMAP_MAX_=0, MALLOC_TRIM_THRESHOLD_
-    and MALLOC_TOP_PAD_ in the environment, which take precedence because they were read at start.
+    Training on the CPU allocates the same large blocks in every step. By default glibc maps fresh memory for each, and
+    the kernel must zero it; that takes longer than the arithmetic. Setting MALLOC_MMAP_MAX_=0, MALLOC_TRIM_THRESHOLD_
+    and MALLOC_TOP_PAD_ in the environment has the same effect; if MALLOC_MMAP_MAX_ is set, the environment decides.
     """
     if not sys.platform.startswith("linux") or "MALLOC_MMAP_MAX_" in os.environ:
         return
@@ -35,13 +35,13 @@ def keep_freed_memory() -> None:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, -1)
         mallopt(_M_TOP_PAD, 1 << 30)
-        # blocks freed by one thread then serve the others
+        # one arena: threads reuse each other's freed blocks
         mallopt(_M_ARENA_MAX, 1)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ignore Ctrl-C and SIGTERM meanwhile: for the short work of saving what was done."""
+    """Ignore SIGINT (Ctrl-C) and SIGTERM within the block. For short work only, such as saving a checkpoint."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -54,50 +54,53 @@ def uninterrupted() -> Iterator[None]:
 
 
 def process_rank() -> int:
-    """The rank that torchrun gave to this process; 0 if it was started by itself."""
+    """The rank of this process under torchrun; 0 without torchrun."""
     return int(os.environ.get("RANK", "0"))
 
 
 def choose_device(name: str) -> torch.device:
-    """The device for `--device auto|cpu|cuda`; of several GPUs the one that torchrun gave to this process.
+    """The device named "auto", "cpu" or "cuda". With several GPUs it is the one of this process's local rank.
 
     Raises:
-        InputError: cuda was asked for and there is none, or an unknown name.
+        InputError: an unknown name, CUDA is not available, or there are more processes than GPUs.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):
-        raise InputError(f"--device {name}: choose auto, cpu or cuda")
+        raise InputError("device", "choose auto, cpu or cuda", name)
     if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: this machine or this build of torch has no CUDA; use --device cpu")
+        raise InputError("device", "CUDA is not available on this machine or in this build of torch; use cpu", name)
     if name == "cpu":
         return torch.device(name)
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if local >= torch.cuda.device_count():
-        raise InputError(f"--device cuda: {torch.cuda.device_count()} GPUs here; start as many processes or fewer")
+        raise InputError("device", f"there are {torch.cuda.device_count()} GPUs; start at most as many processes", name)
     return torch.device(name, local)
 
 
 def place(network: Network, device: torch.device) -> Network:
-    """Move a network to a device, channels last: convolutions then take half the time.
+    """Move a network to a device in channels-last layout, in which convolutions take half the time.
 
-    Never for private training: Opacus' gradients of single examples are wrong in this layout.
+    Do not use it for private training: per-example gradients by Opacus are wrong in this layout.
     """
     placed: Network = network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return placed
 
 
 class Interruption:
-    """Turns Ctrl-C and SIGTERM into KeyboardInterrupt, and remembers it.
+    """Turns SIGINT (Ctrl-C) and SIGTERM into KeyboardInterrupt and remembers that one came.
 
-    Extension modules sometimes put another exception in the place of a KeyboardInterrupt that was raised within them
-    (safetensors: ValueError), so what kind of exception ends a command does not tell whether it was stopped.
+    Extension modules may replace a KeyboardInterrupt raised inside them by another exception (safetensors: ValueError),
+    so the exception alone does not tell whether the user stopped the command.
+
+    Attributes:
+        happened: whether a signal came.
     """
 
     def __init__(self) -> None:
         self.happened = False
         signal.signal(signal.SIGTERM, self._interrupt)
-        # a shell starts background jobs with SIGINT ignored, and that is to stay
+        # a shell starts background jobs with SIGINT ignored; keep that
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._interrupt)
 

@@ -1,14 +1,15 @@
-"""Charts of points as SVG, for the scripts that compare settings; the project has no library for plots."""
+"""Charts of points as SVG, for the scripts that compare settings. Needs matplotlib (extra `bench`)."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
-from html import escape
 
-WIDTH, HEIGHT, MARGIN = 640, 400, 60
-LETTER = 7
-"""Width of a letter, about."""
-COLOURS = ("#1b6ca8", "#b8570f", "#3a7d2c", "#8a3d8f", "#5b5b5b")
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+# equal numbers give equal files; text stays text
+STYLE = {"svg.hashsalt": "rapid", "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}
 
 
 def chart(
@@ -20,55 +21,33 @@ def chart(
     *,
     joined: bool = True,
 ) -> str:
-    """An SVG: values over evenly spaced columns.
+    """Draw values over evenly spaced columns, as SVG.
 
     Args:
         title: what the values are, and their unit.
         across: what the columns are.
         columns: their names, from left to right.
-        lines: by name the value at each column; a column may be missing.
-        band: lowest and highest value of what all is compared with, drawn in grey.
-        joined: draw the lines, not the points alone: for columns that have an order.
+        lines: the values by line and column; a line may lack columns.
+        band: lowest and highest value of the baseline, drawn in grey.
+        joined: connect the points of a line; for columns that have an order.
     """
-    values = [value for line in lines.values() for value in line.values()] + list(band or ())
-    low, high = min(values), max(values)
-    room = 0.1 * (high - low) or 1.0
-    low, high = low - room, high + room
-    inner = WIDTH - 2 * MARGIN
-    # names that are too wide for their column take turns on several lines
-    rows = -(-max(map(len, columns)) * LETTER * len(columns) // inner)
-    whole = HEIGHT + 14 * max(0, rows - 2)
-
-    def x(column: str) -> float:
-        return MARGIN + inner * (columns.index(column) + 0.5) / len(columns)
-
-    def y(value: float) -> float:
-        return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (value - low) / (high - low)
-
-    box = f'viewBox="0 0 {WIDTH} {whole}" font-family="sans-serif" font-size="13"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {box}>',
-        f'<rect width="{WIDTH}" height="{whole}" fill="white"/>',
-    ]
-    if band is not None:
-        top, height = y(band[1]), max(y(band[0]) - y(band[1]), 1)
-        parts.append(f'<rect x="{MARGIN}" y="{top:.1f}" width="{inner}" height="{height:.1f}" fill="#e8e8e8"/>')
-    for mark in range(5):
-        level = low + mark * (high - low) / 4
-        parts.append(f'<path d="M{MARGIN} {y(level):.1f}H{WIDTH - MARGIN}" stroke="#ddd"/>')
-        parts.append(f'<text x="{MARGIN - 8}" y="{y(level) + 4:.1f}" text-anchor="end">{level:.1f}</text>')
-    for place, column in enumerate(columns):
-        below = HEIGHT - MARGIN + (14 + 14 * (place % rows) if rows > 1 else 20)
-        parts.append(f'<text x="{x(column):.1f}" y="{below}" text-anchor="middle">{escape(column)}</text>')
-    parts.append(f'<text x="{WIDTH / 2}" y="{whole - 14}" text-anchor="middle">{escape(across)}</text>')
-    parts.append(f'<text x="{MARGIN}" y="24">{escape(title)}</text>')
-    for place, (name, line) in enumerate(lines.items()):
-        colour = COLOURS[place % len(COLOURS)]
-        known = [(x(column), y(line[column])) for column in columns if column in line]
-        points = " ".join(f"{a:.1f},{b:.1f}" for a, b in known)
-        if joined:
-            parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{colour}"/>' for a, b in known]
-        where = f'x="{WIDTH - MARGIN}" y="{24 + 18 * place}" text-anchor="end"'
-        parts.append(f'<text {where} fill="{colour}">{escape(name)}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7, 4.4), layout="constrained")
+        axes = figure.subplots()
+        if band is not None:
+            axes.axhspan(*band, color="0.9")
+        for name, line in lines.items():
+            known = [column for column in columns if column in line]
+            places = [columns.index(column) for column in known]
+            axes.plot(places, [line[column] for column in known], "o-" if joined else "o", label=name)
+        # long names overlap unless they are tilted
+        tilt = {"rotation": 30, "ha": "right"} if sum(map(len, columns)) > 60 else {}
+        axes.set_xticks(range(len(columns)), columns, **tilt)
+        axes.set(xlabel=across, xlim=(-0.5, len(columns) - 0.5))
+        axes.set_title(title, loc="left", fontsize="medium")
+        axes.grid(axis="y", alpha=0.4)
+        if any(lines):
+            axes.legend()
+        stream = io.StringIO()
+        figure.savefig(stream, format="svg", metadata={"Date": None})
+    return stream.getvalue()

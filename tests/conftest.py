@@ -11,11 +11,12 @@ import pytest
 import torch
 from tests_support import TINY
 
-from rapid.bundle.format import Bundle
+from rapid.bundle import Bundle
 from rapid.config.presets import load_settings
-from rapid.config.sections import Settings
 from rapid.data import load_images, sample_path
-from rapid.stages import build_public_bundle, train_private_bundle
+from rapid.methods.rapid.settings import RapidSettings
+from rapid.stages.private import train_private_bundle
+from rapid.stages.public import build_public_bundle
 
 CPU = torch.device("cpu")
 
@@ -38,7 +39,7 @@ def own_ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tiny_settings() -> Settings:
+def tiny_settings() -> RapidSettings:
     """The demo's settings with the smallest networks and a few steps."""
     return load_settings("demo", TINY)
 
@@ -64,7 +65,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def public_bundle(tmp_path_factory: pytest.TempPathFactory, letters: Path, tiny_settings: Settings) -> Path:
+def public_bundle(tmp_path_factory: pytest.TempPathFactory, letters: Path, tiny_settings: RapidSettings) -> Path:
     """A finished tiny public bundle."""
     out = tmp_path_factory.mktemp("bundles") / "public"
     return build_public_bundle([letters], out, tiny_settings, CPU, resume=False).path
@@ -72,7 +73,7 @@ def public_bundle(tmp_path_factory: pytest.TempPathFactory, letters: Path, tiny_
 
 @pytest.fixture(scope="session")
 def private_bundle(
-    tmp_path_factory: pytest.TempPathFactory, public_bundle: Path, digits: Path, tiny_settings: Settings
+    tmp_path_factory: pytest.TempPathFactory, public_bundle: Path, digits: Path, tiny_settings: RapidSettings
 ) -> Path:
     """A finished tiny private bundle with the classes 0 to 9."""
     out = tmp_path_factory.mktemp("bundles") / "private"
@@ -84,4 +85,4 @@ def private_bundle(
 @pytest.fixture(scope="session")
 def private(private_bundle: Path) -> Bundle:
     """The private bundle, opened."""
-    return Bundle.open(private_bundle, "--model", "private")
+    return Bundle.open(private_bundle, "model", "private")

@@ -10,7 +10,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from rapid.data import ImageSet
-from rapid.methods.rapid.generator import Generator
+from rapid.sampling.generator import Generator
 
 TINY = [
     "autoencoder.channels=8",

@@ -1,23 +1,16 @@
-"""Bundles: folders with the components of a model, their settings, their hashes and their privacy statement."""
+"""Bundles: a folder with the components of a model, their hashes, its settings, its card and its privacy statement."""
 
-from rapid.bundle.format import (
-    PRIVACY,
-    THUMBNAILS,
-    Bundle,
-    BundleConfig,
-    PublicData,
-    RetrievalAccuracy,
-    is_finished,
-    write_config,
-)
+from rapid.bundle.components import Component, StoredComponent, Thumbnails, save_component
+from rapid.bundle.format import Bundle, BundleConfig, PublicData, is_finished, write_bundle
 
 __all__ = [
-    "PRIVACY",
-    "THUMBNAILS",
     "Bundle",
     "BundleConfig",
+    "Component",
     "PublicData",
-    "RetrievalAccuracy",
+    "StoredComponent",
+    "Thumbnails",
     "is_finished",
-    "write_config",
+    "save_component",
+    "write_bundle",
 ]

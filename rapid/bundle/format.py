@@ -1,32 +1,57 @@
-"""Bundles: a folder with networks, knowledge base and settings that belong together, checked by content hashes."""
+"""The format of a bundle: `config.json`, `model_index.json`, a folder for each component, `privacy.json`, a card.
+
+    config.json       settings, classes, public data, and the hash of every component; written last
+    model_index.json  module and class of every component, in the form of diffusers
+    NAME/             one component
+    privacy.json      the privacy statement; only in private bundles
+    README.md         the model card
+
+Nothing here knows a method: its name and its settings are data.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, Self, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
-from rapid_index import KnowledgeBase, KnowledgeBaseError
 
 import rapid
-from rapid.config.sections import Settings
+from rapid.bundle.components import Component, StoredComponent, component_hash, kind_of, save_component
+from rapid.config.sections import ImageSettings, MethodSettings
 from rapid.errors import InputError
-from rapid.files import content_hash, write_json
-from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
-from rapid.probe.network import Probe
+from rapid.files import write_json
 
-CONFIG = "config.json"
-PRIVACY = "privacy.json"
-THUMBNAILS = "thumbnails.npy"
+CONFIG, INDEX, PRIVACY, CARD = "config.json", "model_index.json", "privacy.json", "README.md"
+FORMAT: Literal[2] = 2
 Kind = Literal["public", "private"]
+Settings = TypeVar("Settings", bound=MethodSettings)
+
+
+class Loadable(Protocol):
+    """A class of components."""
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """A saved component; raises InputError if files are missing or damaged."""
+
+
+Loaded = TypeVar("Loaded", bound=Loadable)
 
 
 class PublicData(BaseModel):
-    """What the public stage was trained on."""
+    """What the public stage was trained on.
+
+    Attributes:
+        sources: names of the image sets.
+        classes: of all sets.
+        pre_training: number of images that trained the networks.
+        reference: number of other images, such as those of a knowledge base.
+        fingerprint: sha256 of pixels and labels.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,152 +62,160 @@ class PublicData(BaseModel):
     fingerprint: str
 
 
-class RetrievalAccuracy(BaseModel):
-    """How often the neighbours of public queries have the class of the query, measured by `build-kb`.
-
-    Attributes:
-        queries: number of images of D_pre, none of which is in the knowledge base.
-        top1: share whose nearest neighbour has its class.
-        top5: share with its class among the five nearest.
-        chance: what drawing an entry at random would give for top1.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    queries: int
-    top1: float
-    top5: float
-    chance: float
-
-
 class BundleConfig(BaseModel):
     """Content of `config.json`.
 
-    `networks` holds the sha256 of each network's folder. In a private bundle `denoiser` is the privately trained one,
-    and `public_denoiser` the one that makes queries and that the knowledge base was built with. `thumbnails` is the
-    sha256 of `thumbnails.npy`, which only public bundles have; `retrieval` is told of labelled public images.
+    Attributes:
+        kind: public or private.
+        method: name of the method that made it.
+        rapid: version.
+        settings: of the method, ready for JSON.
+        image: the form of the images.
+        classes: of the images that the model makes or tells apart.
+        public: what the public stage saw; None for a method without one.
+        components: hash of each component, by name.
+        recipes: what each component of the public stage is made from, as a hash; see `rapid.training.recipe`.
+        facts: what else the method tells of the bundle, ready for JSON; shown by `rapid info`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal[1] = 1
+    format: Literal[2] = FORMAT
     kind: Kind
+    method: str
     rapid: str = rapid.__version__
-    settings: Settings
+    settings: dict[str, Any]
+    image: ImageSettings
     classes: tuple[str, ...]
-    public: PublicData
-    networks: dict[str, str]
-    thumbnails: str | None = None
-    retrieval: RetrievalAccuracy | None = None
+    public: PublicData | None
+    components: dict[str, str] = {}
+    recipes: dict[str, str] = {}
+    facts: dict[str, Any] = {}
 
 
 class Bundle:
-    """An opened bundle. Networks are loaded when asked for."""
+    """An opened bundle. Components are loaded when they are asked for."""
 
-    def __init__(self, path: Path, config: BundleConfig, privacy: dict[str, Any] | None) -> None:
+    def __init__(
+        self, path: Path, config: BundleConfig, index: dict[str, tuple[str, str]], privacy: dict[str, Any] | None
+    ) -> None:
         self.path = path
         self.config = config
         self.privacy = privacy
+        self._index = index
 
     @classmethod
-    def open(cls, path: Path, argument: str, kind: Kind | None = None) -> Bundle:
-        """Open a finished bundle and check that its parts belong together.
+    def open(cls, path: Path, field: str, kind: Kind | None = None) -> Bundle:
+        """Open a finished bundle and check that its components are those that it was written with.
 
         Args:
             path: the folder.
-            argument: the command-line argument that named it, for messages.
+            field: the argument that named it, for messages.
             kind: what is expected, if it matters.
 
         Raises:
-            InputError: missing, unfinished, damaged, or of the other kind.
+            InputError: missing, unfinished, damaged, of another version, or of the other kind.
         """
-        config = _read_config(path, argument)
+        config = _read_config(path, field)
         if kind is not None and config.kind != kind:
-            hint = {
-                "public": "give the folder that build-kb wrote",
-                "private": "give the folder that train-private wrote",
-            }[kind]
-            raise InputError(f"{argument} {path}: is a {config.kind} bundle, expected a {kind} one; {hint}")
-        for name, expected in config.networks.items():
-            if not (path / name).is_dir() or content_hash(path / name) != expected:
-                raise InputError(
-                    f"{argument} {path}: {name}/ is missing or not the one that the bundle was written with; "
-                    "copy the bundle again"
-                )
-        privacy = _read_json(path / PRIVACY, argument) if config.kind == "private" else None
-        return cls(path, config, privacy)
+            writer = {"public": "build-kb", "private": "train-private"}[kind]
+            problem = f"is a {config.kind} bundle, expected a {kind} one; give the folder that {writer} wrote"
+            raise InputError(field, problem, path)
+        for name, expected in config.components.items():
+            if not (path / name).is_dir() or component_hash(path / name) != expected:
+                problem = f"{name}/ is missing or not the one that the bundle was written with; copy the bundle again"
+                raise InputError(field, problem, path)
+        index = {
+            name: (str(kind_[0]), str(kind_[1]))
+            for name, kind_ in _read_json(path / INDEX, field).items()
+            if isinstance(kind_, list)
+        }
+        privacy = _read_json(path / PRIVACY, field) if config.kind == "private" else None
+        return cls(path, config, index, privacy)
 
     @property
-    def settings(self) -> Settings:
-        """The settings that the bundle was made with."""
-        return self.config.settings
+    def name(self) -> str:
+        """Of the folder."""
+        return self.path.resolve().name
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes; empty for an unconditional model."""
+        return self.config.classes
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """(H, W) or (H, W, 3)."""
+        image = self.config.image
+        return (image.size, image.size) + ((3,) if image.channels == 3 else ())
 
     @property
     def digest(self) -> str:
-        """sha256 (hex) of all that the bundle says of itself, with the hashes of its networks and knowledge base."""
-        files = [CONFIG, "knowledge_base/manifest.json", *([PRIVACY] if self.config.kind == "private" else [])]
+        """sha256 (hex) of all that the bundle says of itself, with the hashes of its components."""
+        files = [CONFIG, *([PRIVACY] if self.config.kind == "private" else [])]
         return hashlib.sha256(b"\0".join((self.path / file).read_bytes() for file in files)).hexdigest()
 
-    def autoencoder(self) -> Autoencoder:
-        """The autoencoder, in evaluation mode."""
-        return Autoencoder.load(self.path / "autoencoder")
-
-    def denoiser(self) -> Denoiser:
-        """The denoiser that samples: of a private bundle, the privately trained one."""
-        return Denoiser.load(self.path / "denoiser")
-
-    def public_denoiser(self) -> Denoiser:
-        """The denoiser that was trained on public images only, and makes the queries."""
-        return Denoiser.load(self.path / ("public_denoiser" if self.config.kind == "private" else "denoiser"))
-
-    def encoder(self) -> TrajectoryEncoder:
-        """The trajectory encoder."""
-        return TrajectoryEncoder.load(self.path / "encoder")
-
-    def probe(self) -> Probe | None:
-        """The probe, if there is one: with a trained linear layer in a private bundle, without in a public one."""
-        return Probe.load(self.path / "probe") if "probe" in self.config.networks else None
-
-    def knowledge_base(self) -> KnowledgeBase:
-        """The knowledge base.
+    def settings_as(self, kind: type[Settings]) -> Settings:
+        """The settings, by the class of the method that made the bundle.
 
         Raises:
-            InputError: missing, damaged, or made by other networks.
+            InputError: they are damaged or of another version of rapid.
         """
-        networks = knowledge_base_networks(self.config)
         try:
-            return KnowledgeBase.open(self.path / "knowledge_base", networks)
-        except KnowledgeBaseError as error:
-            raise InputError(f"{self.path / 'knowledge_base'}: {error}") from None
+            return kind.model_validate(self.config.settings)
+        except ValidationError:
+            problem = f"{CONFIG} is damaged or of another version of rapid"
+            raise InputError("", f"{self.path}: {problem}") from None
 
-    def thumbnails(self) -> NDArray[np.uint8]:
-        """The thumbnails of all public images, uint8 (M, 256), of a public bundle; memory-mapped.
+    def has(self, name: str) -> bool:
+        """Whether there is a component of this name."""
+        return name in self.config.components
+
+    def component(self, name: str, kind: type[Loaded]) -> Loaded:
+        """Load a component.
 
         Raises:
-            InputError: missing or damaged.
+            InputError: there is none of this name, or its files are damaged.
         """
-        path = self.path / THUMBNAILS
-        if self.config.thumbnails is None:
-            raise InputError(
-                f"{self.path}: has no {THUMBNAILS}: an earlier version of rapid made it; finish it by build-kb "
-                "--resume with the same images and settings, or do without the check: --set private.overlap.share=0"
-            )
-        if not path.is_file() or content_hash(path) != self.config.thumbnails:
-            raise InputError(f"{path}: is missing or not the one that the bundle was written with; copy it again")
-        stored: NDArray[np.uint8] = np.load(path, mmap_mode="r")
-        return stored
+        if not self.has(name):
+            raise InputError("", f"{self.path}: has no component {name}/; give a bundle of the right method and kind")
+        return kind.load(self.path / name)
+
+    def stored(self, name: str) -> StoredComponent:
+        """A component as it lies here, to be taken over by another bundle."""
+        return StoredComponent(self.path / name, self._index[name])
 
 
-def knowledge_base_networks(config: BundleConfig) -> dict[str, str]:
-    """The networks that must have made the knowledge base of a bundle: name to content hash."""
-    public_denoiser = "public_denoiser" if config.kind == "private" else "denoiser"
-    names = {"autoencoder": "autoencoder", "denoiser": public_denoiser, "encoder": "encoder"}
-    return {role: config.networks[folder] for role, folder in names.items()}
+def write_bundle(
+    path: Path,
+    config: BundleConfig,
+    components: Mapping[str, Component],
+    *,
+    card: str,
+    privacy: Mapping[str, Any] | None = None,
+) -> Bundle:
+    """Write what is missing of a bundle, and last `config.json`, with which it counts as finished.
 
-
-def write_config(path: Path, config: BundleConfig) -> None:
-    """Write `config.json`, the last file of a bundle: with it the bundle counts as finished."""
-    write_json(path / CONFIG, config.model_dump(mode="json"))
+    Args:
+        path: the folder; components that lie there are not written again.
+        config: without the hashes of the components, which are added.
+        components: by name.
+        card: Markdown.
+        privacy: content of `privacy.json` of a private bundle.
+    """
+    for name, component in components.items():
+        if not (path / name).is_dir():
+            save_component(component, path / name)
+    index: dict[str, Any] = {"_class_name": "RapidBundle", "_rapid_version": rapid.__version__}
+    index |= {name: list(kind_of(component)) for name, component in components.items()}
+    write_json(path / INDEX, index)
+    if privacy is not None:
+        write_json(path / PRIVACY, dict(privacy))
+    (path / CARD).write_text(card, encoding="utf-8")
+    hashes = {name: component_hash(path / name) for name in components}
+    finished = BundleConfig.model_validate(config.model_dump() | {"components": hashes})
+    write_json(path / CONFIG, finished.model_dump(mode="json"))
+    return Bundle.open(path, "out", config.kind)
 
 
 def is_finished(path: Path) -> bool:
@@ -190,24 +223,29 @@ def is_finished(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
-def _read_config(path: Path, argument: str) -> BundleConfig:
+def _read_config(path: Path, field: str) -> BundleConfig:
     if not path.is_dir():
-        raise InputError(f"{argument} {path}: is not a folder; give one that build-kb or train-private wrote")
+        raise InputError(field, "is not a folder; give one that build-kb or train-private wrote", path)
     if not is_finished(path):
         unfinished = (path / "checkpoints").is_dir()
-        reason = "is not finished; run its command again with --resume" if unfinished else f"is no bundle (no {CONFIG})"
-        raise InputError(f"{argument} {path}: {reason}")
+        reason = "is not finished; rerun its command with --resume" if unfinished else f"is no bundle (no {CONFIG})"
+        raise InputError(field, reason, path)
+    content = _read_json(path / CONFIG, field)
+    if content.get("format") != FORMAT:
+        made = f"rapid {content['rapid']}" if "rapid" in content else "another version of rapid"
+        problem = f"was made by {made}, whose format this version does not read; make it again with build-kb"
+        raise InputError(field, problem, path)
     try:
-        return BundleConfig.model_validate(_read_json(path / CONFIG, argument))
+        return BundleConfig.model_validate(content)
     except ValidationError:
-        raise InputError(f"{argument} {path}: {CONFIG} is damaged or of another version of rapid") from None
+        raise InputError(field, f"{CONFIG} is damaged or of another version of rapid", path) from None
 
 
-def _read_json(path: Path, argument: str) -> dict[str, Any]:
+def _read_json(path: Path, field: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise InputError(f"{argument} {path}: is missing or damaged; copy the bundle again") from None
+        raise InputError(field, "is missing or damaged; copy the bundle again", path) from None
     if not isinstance(content, dict):
-        raise InputError(f"{argument} {path}: is damaged; copy the bundle again")
+        raise InputError(field, "is damaged; copy the bundle again", path)
     return content

@@ -10,45 +10,42 @@ from safetensors import safe_open
 
 import rapid
 from rapid.bundle.format import Bundle
-from rapid.nn.storage import WEIGHTS
+
+WEIGHTS = "*.safetensors"
 
 
 def describe(bundle: Bundle) -> dict[str, Any]:
-    """Networks, k, v, knowledge base, privacy statement."""
-    settings, config = bundle.settings, bundle.config
-    networks = {
-        name: {"sha256": digest, "parameters": _parameters(bundle, name)} for name, digest in config.networks.items()
-    }
+    """Method, classes, components, what the method tells (for RAPID k, v and the knowledge base), privacy statement."""
+    config = bundle.config
+    components = {name: {"sha256": digest} | _parameters(bundle, name) for name, digest in config.components.items()}
     return {
-        "name": bundle.path.resolve().name,
+        "name": bundle.name,
         "kind": config.kind,
+        "method": config.method,
         "rapid": config.rapid,
-        "preset": settings.preset,
+        "preset": config.settings.get("preset", ""),
         "classes": list(config.classes),
-        "image": {"size": settings.image.size, "channels": settings.image.channels},
-        "latent": list(settings.latent_shape),
-        "timesteps": settings.schedule.timesteps,
-        "k": settings.retrieval.k,
-        "v": settings.retrieval.v,
-        "start": settings.late_start,
-        "objective": settings.private.objective if config.kind == "private" else None,
-        "generation": settings.generation.model_dump(mode="json"),
-        "networks": networks,
-        "knowledge_base": {"entries": len(bundle.knowledge_base()), "index": settings.knowledge_base.index_type},
-        "public": config.public.model_dump(mode="json", exclude={"fingerprint"}),
-        "retrieval": None if config.retrieval is None else config.retrieval.model_dump(mode="json"),
+        "image": {"size": config.image.size, "channels": config.image.channels},
+        **config.facts,
+        "generation": config.settings.get("generation"),
+        "components": components,
+        "public": None if config.public is None else config.public.model_dump(mode="json", exclude={"fingerprint"}),
         "privacy": bundle.privacy,
     }
 
 
 def provenance(bundle: Bundle) -> dict[str, str]:
-    """What every image says of itself: that it is synthetic, which model made it, and what that guarantees."""
-    content = {"synthetic": True, "model": bundle.path.resolve().name, "sha256": bundle.digest}
+    """Text for every image: that it is synthetic, which model made it, and what that guarantees."""
+    content = {"synthetic": True, "model": bundle.name, "sha256": bundle.digest}
     if bundle.privacy is not None:
         content |= {name: bundle.privacy[name] for name in ("epsilon", "delta", "adjacency") if name in bundle.privacy}
     return {"Software": f"rapid {rapid.__version__}", "rapid": json.dumps(content, ensure_ascii=False)}
 
 
-def _parameters(bundle: Bundle, name: str) -> int:
-    with safe_open(bundle.path / name / WEIGHTS, "pt") as weights:
-        return sum(math.prod(weights.get_slice(key).get_shape()) for key in weights.keys())  # noqa: SIM118 - not a dict
+def _parameters(bundle: Bundle, name: str) -> dict[str, int]:
+    """The number of parameters of a component with weights."""
+    files = sorted((bundle.path / name).glob(WEIGHTS))
+    if not files:
+        return {}
+    with safe_open(files[0], "pt") as weights:
+        return {"parameters": sum(math.prod(weights.get_slice(key).get_shape()) for key in weights.keys())}  # noqa: SIM118 - not a dict

@@ -1,5 +1,5 @@
-"""The command line."""
+"""The command line: `main` parses, imports the command's module, runs the command and returns the exit code."""
 
-from rapid.cli.parser import main
+from rapid.cli.main import main
 
 __all__ = ["main"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import textwrap
 from pathlib import Path
 
@@ -9,23 +10,33 @@ import numpy as np
 import torch
 from PIL import Image
 
+from rapid.bundle import Bundle
 from rapid.bundle.card import privacy_in_words
-from rapid.bundle.format import Bundle
 from rapid.config.presets import load_settings
-from rapid.config.sections import Settings
 from rapid.data import sample_path
 from rapid.files import replacing
-from rapid.methods.rapid.generator import Generator, streams
+from rapid.methods.rapid.generator import RapidGenerator
+from rapid.methods.rapid.settings import RapidSettings
 from rapid.pictures import Pixels, table
-from rapid.stages import build_public_bundle, train_private_bundle
+from rapid.runtime import choose_device
+from rapid.sampling.generate import generate
+from rapid.sampling.streams import make_streams
+from rapid.stages.private import train_private_bundle
+from rapid.stages.public import build_public_bundle
+from rapid.stopping import check_stop
 
 EPSILON = 10.0
 COLUMNS = 12
 QUERIES = 10
 
 
-def run_demo(out: Path, device: torch.device, settings: Settings | None = None) -> None:
-    """Build the public bundle, train privately, draw pictures; goes on from what `out` holds.
+def demo(options: argparse.Namespace) -> None:
+    """`rapid demo`."""
+    run_demo(options.out, choose_device(options.device))
+
+
+def run_demo(out: Path, device: torch.device, settings: RapidSettings | None = None) -> None:
+    """Build the public bundle, train privately, draw pictures; continue with what `out` holds.
 
     Args:
         out: folder for `public/`, `private/`, `samples.png`, `neighbours.png` and `ledger.jsonl`.
@@ -35,25 +46,25 @@ def run_demo(out: Path, device: torch.device, settings: Settings | None = None) 
     Raises:
         InputError: `out` holds something else.
     """
-    settings = settings or load_settings("demo")
+    chosen = settings or load_settings("demo")
     print(f"1/3 public stage: handwritten letters -> {out / 'public'}", flush=True)
-    public = build_public_bundle([sample_path("letters")], out / "public", settings, device, resume=True)
+    public = build_public_bundle([sample_path("letters")], out / "public", chosen, device, resume=True)
     print(f"2/3 private stage: handwritten digits, epsilon {EPSILON:g} -> {out / 'private'}", flush=True)
     private = train_private_bundle(
         public.path,
         sample_path("digits"),
         out / "private",
-        settings,
+        chosen,
         epsilon=EPSILON,
         delta=None,
         device=device,
         resume=True,
-        # a demonstration is no business of the user's own account book
+        # a demonstration must not show up in the user's own ledger
         ledger=out / "ledger.jsonl",
     )
     assert private is not None
     print("3/3 generation", flush=True)
-    generator = Generator(private, device)
+    generator = RapidGenerator(private, device)
     _write_picture(out / "samples.png", samples_picture(generator))
     _write_picture(out / "neighbours.png", neighbours_picture(generator))
     assert private.privacy is not None
@@ -62,29 +73,29 @@ def run_demo(out: Path, device: torch.device, settings: Settings | None = None) 
     print(f"\nto serve the model: rapid serve --model {private.path}")
 
 
-def samples_picture(generator: Generator, columns: int = COLUMNS, seed: int = 0) -> Pixels:
+def samples_picture(generator: RapidGenerator, columns: int = COLUMNS, seed: int = 0) -> Pixels:
     """A row of synthetic images for each class, with its name; RGB."""
     classes = generator.classes or ("",)
     labels = np.repeat(np.arange(len(classes)), columns)
-    samples = generator.generate(len(labels), labels.tolist() if generator.classes else None, seed)
+    chosen = labels.tolist() if generator.classes else None
+    samples = generate(generator, len(labels), chosen, seed, lambda done, count: check_stop())
     rows = [(name, samples.images[labels == number]) for number, name in enumerate(classes)]
     return table(rows, title=_title(generator.bundle))
 
 
-def neighbours_picture(generator: Generator, count: int = QUERIES, seed: int = 1) -> Pixels:
+def neighbours_picture(generator: RapidGenerator, count: int = QUERIES, seed: int = 1) -> Pixels:
     """What happens on the way, one image a column: early step, retrieved public neighbour, final image; RGB."""
     labels = np.arange(count) % len(generator.classes) if generator.classes else None
-    start = generator.start(streams(seed, np.arange(count)), labels)
-    settings = generator.bundle.settings
+    start, latents = generator.sample(make_streams(seed, np.arange(count)), labels)
+    retrieval = generator.bundle.settings_as(RapidSettings).retrieval
     rows = []
     if start.retrieved is not None:
-        if start.retrieved.denoised is not None:
-            query = f"query at k = {settings.retrieval.k}, denoised in one step"
-            rows.append((query, generator.decode(start.retrieved.denoised)))
-        entry = f"public entry of the knowledge base at v = {settings.retrieval.v}"
-        rows.append((entry, generator.decode(start.retrieved.values)))
-    final = generator.decode(generator.finish(start.x, labels))
-    rows.append(("final image, after the private late steps", final))
+        if start.retrieved.query is not None:
+            query = f"query at k = {retrieval.k}, denoised in one step"
+            rows.append((query, generator.decode(start.retrieved.query)))
+        neighbour = f"public neighbour in the knowledge base at v = {retrieval.v}"
+        rows.append((neighbour, generator.decode(start.retrieved.values)))
+    rows.append(("final image, after the private late steps", generator.decode(latents)))
     names = [generator.classes[label] for label in labels] if labels is not None else []
     return table(rows, columns=names, title=_title(generator.bundle))
 

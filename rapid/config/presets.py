@@ -1,101 +1,162 @@
-"""Settings made of a preset and overrides.
+"""Settings from presets and overrides.
 
-A preset is a YAML file in `rapid/presets/`; `--set section.name=value` overrides one of its settings.
+A preset is a YAML file in `rapid/presets/`. It may say `extends: OTHER` and then holds only what differs from that
+preset; lists are replaced as a whole. `--set section.name=value` overrides single settings.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from importlib import resources
-from typing import Any
+from importlib.resources.abc import Traversable
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
-from rapid.config.sections import PUBLIC_SECTIONS, GenerationSettings, Settings
+from rapid.config.sections import MethodSettings
 from rapid.errors import InputError
 
+S = TypeVar("S", bound=MethodSettings)
+Tree = dict[str, Any]
+"""Nested settings as in YAML."""
+PRESETS = resources.files("rapid") / "presets"
+DEFAULT_METHOD = "rapid"
 
-def preset_names() -> list[str]:
-    """Names of the presets that ship with rapid."""
-    folder = resources.files("rapid") / "presets"
+
+def preset_names(folder: Traversable = PRESETS) -> list[str]:
+    """Names of the presets that ship with rapid, or of those in another folder, sorted."""
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
-def load_settings(preset: str, overrides: list[str] | None = None) -> Settings:
-    """Settings of a preset with `section.name=value` overrides.
+def load_settings(preset: str, overrides: Sequence[str] = ()) -> MethodSettings:
+    """Load a preset and apply `section.name=value` overrides. The class is that of the preset's method.
 
     Raises:
-        InputError: an unknown preset or setting, or a value that does not fit; the message names it.
+        InputError: an unknown preset or setting, or an invalid value.
     """
-    return apply_overrides({**_preset_tree(preset), "preset": preset}, overrides or [])
+    return apply_overrides(preset_tree(preset) | {"preset": preset}, overrides)
 
 
-def private_settings(base: Settings, preset: str | None, overrides: list[str]) -> Settings:
-    """Settings of a private run: the public sections of `base`, the others from `preset` (or `base`) and overrides.
+def private_settings(base: S, preset: str | None, overrides: Sequence[str]) -> S:
+    """Settings of a private run: public sections from `base`, the others from `preset` (or `base`) and overrides.
 
     Raises:
-        InputError: an override of a section that the public bundle fixes, or one that does not fit.
+        InputError: an override of a section that the public bundle fixes, a preset of another method, an unknown
+            setting, or an invalid value.
     """
     for override in overrides:
-        section = override.split(".", 1)[0]
-        if section in PUBLIC_SECTIONS:
-            raise InputError(f"--set {override}: the public bundle (--base) fixes '{section}'; set it in build-kb")
+        name, _ = _split(override)
+        section = name.split(".", 1)[0]
+        if section in base.public_sections:
+            raise _refusal(name, f"the public bundle (--base) fixes '{section}'; set it in build-kb")
     tree = base.model_dump(mode="json")
     if preset is not None:
-        other = _preset_tree(preset)
+        other = preset_tree(preset)
+        method = other.get("method", DEFAULT_METHOD)
+        if method != base.method:
+            raise InputError("preset", f"is for the method {method}, the public bundle for {base.method}", preset)
         tree |= {name: other[name] for name in ("private", "generation") if name in other} | {"preset": preset}
-    settings = apply_overrides(tree, overrides)
-    if settings.private.objective == "ldm" and not any(o.startswith("generation.retrieval=") for o in overrides):
-        # all steps are trained, so all are sampled
-        generation = settings.generation.model_copy(update={"retrieval": "none"})
-        settings = settings.model_copy(update={"generation": generation})
-    return settings
+    return _build(type(base), tree, overrides).for_private_run(overrides)
 
 
-def generation_settings(base: Settings, overrides: list[str]) -> GenerationSettings:
-    """How to sample: the generation section of `base` with overrides.
+def generation_settings(base: S, overrides: Sequence[str]) -> S:
+    """The settings of a bundle with overrides of its generation section.
 
     Raises:
-        InputError: an override of another section, or one that does not fit.
+        InputError: an override of another section, an unknown setting, or an invalid value.
     """
     for override in overrides:
-        if not override.startswith("generation."):
-            raise InputError(f"--set {override}: only generation settings can be changed here, as generation.steps=50")
-    return apply_overrides(base.model_dump(mode="json"), overrides).generation
+        name, _ = _split(override)
+        if not name.startswith("generation."):
+            raise _refusal(name, "only generation settings can be changed here, such as generation.steps=50")
+    return _build(type(base), base.model_dump(mode="json"), overrides)
 
 
-def apply_overrides(tree: dict[str, Any], overrides: list[str]) -> Settings:
-    """Build settings from a nested dict after `a.b=c` overrides; c is read as YAML (numbers, true, [1, 2]).
+def apply_overrides(tree: Tree, overrides: Sequence[str]) -> MethodSettings:
+    """Build settings from a tree after `section.name=value` overrides.
+
+    Args:
+        tree: nested settings; left unchanged. `method` names the settings class, `DEFAULT_METHOD` if it is missing.
+        overrides: the values are read as YAML: numbers, true, [1, 2].
 
     Raises:
-        InputError: an override that is malformed or unknown, or a value that does not fit; the message names it.
+        InputError: a malformed override, an unknown setting, or an invalid value; the field is the setting.
     """
+    # the methods depend on this module
+    from rapid.methods import settings_class
+
+    return _build(settings_class(tree.get("method", DEFAULT_METHOD)), tree, overrides)
+
+
+def preset_tree(preset: str, folder: Traversable = PRESETS) -> Tree:
+    """The settings that a preset and those that it extends hold, nested as in YAML.
+
+    Raises:
+        InputError: there is no such preset, it extends an unknown one, or the presets extend each other in a circle.
+    """
+    if preset not in preset_names(folder):
+        raise InputError("preset", f"unknown; choose one of {', '.join(preset_names(folder))}", preset)
+    chain: list[str] = []
+    tree: Tree = {}
+    name: str | None = preset
+    while name is not None:
+        if name in chain:
+            raise InputError("preset", f"extends itself: {' -> '.join([*chain, name])}", preset)
+        if name not in preset_names(folder):
+            raise InputError("preset", f"{chain[-1]} extends '{name}', which does not exist", preset)
+        chain.append(name)
+        own: Tree = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
+        name = own.pop("extends", None)
+        tree = _merge(own, tree)
+    return tree
+
+
+def _build(kind: type[S], tree: Tree, overrides: Sequence[str]) -> S:
+    """Settings of one class; see `apply_overrides`."""
+    tree = copy.deepcopy(tree)
     for override in overrides:
-        name, separator, value = override.partition("=")
-        if not separator or not name.strip():
-            raise InputError(f"--set {override}: write it as section.name=value")
-        *sections, leaf = name.strip().split(".")
-        node = tree
-        for section in sections:
-            node = node.setdefault(section, {})
-            if not isinstance(node, dict):
-                raise InputError(f"--set {override}: '{section}' is a value, not a section")
-        try:
-            node[leaf] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise InputError(f"--set {override}: the value is not valid YAML") from None
+        _apply(tree, override)
     try:
-        return Settings.model_validate(tree)
+        return kind.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "settings"
-        message = first["msg"].removeprefix("Value error, ")
-        raise InputError(f"--set {where}: {message}") from None
+        name = ".".join(str(part) for part in first["loc"])
+        raise _refusal(name, first["msg"].removeprefix("Value error, ")) from None
 
 
-def _preset_tree(preset: str) -> dict[str, Any]:
-    if preset not in preset_names():
-        raise InputError(f"--preset {preset}: unknown; choose one of {', '.join(preset_names())}")
-    text = (resources.files("rapid") / "presets" / f"{preset}.yaml").read_text(encoding="utf-8")
-    tree: dict[str, Any] = yaml.safe_load(text)
-    return tree
+def _merge(base: Tree, changes: Tree) -> Tree:
+    """`base` with `changes`, section by section; anything but a section is replaced."""
+    merged = base | changes
+    for name in base.keys() & changes.keys():
+        if isinstance(base[name], dict) and isinstance(changes[name], dict):
+            merged[name] = _merge(base[name], changes[name])
+    return merged
+
+
+def _apply(tree: Tree, override: str) -> None:
+    """Change `tree` by one override."""
+    name, value = _split(override)
+    *sections, leaf = name.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise _refusal(name, f"'{section}' is a value, not a section")
+    try:
+        tree[leaf] = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise InputError("set", "the value is not valid YAML", override) from None
+
+
+def _split(override: str) -> tuple[str, str]:
+    """Name and value of an override."""
+    name, separator, value = override.partition("=")
+    if not separator or not name.strip():
+        raise InputError("set", "write it as section.name=value", override)
+    return name.strip(), value
+
+
+def _refusal(name: str, problem: str) -> InputError:
+    """The error of a setting; of a section or of all settings if the name has no dot or is empty."""
+    return InputError(name, problem) if "." in name else InputError("set", problem, name or None)

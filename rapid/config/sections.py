@@ -1,27 +1,14 @@
-"""Typed, frozen settings; `rapid.config.presets` makes them of presets and `--set`.
+"""Sections of settings that methods share: typed, frozen, with units and ranges.
 
-The sections `image` to `probe` describe the public stage and are fixed in a public bundle; `private` describes
-the mechanism of `train-private`; `generation` is how a bundle is sampled when nothing else is asked for.
+A method's settings (`rapid.methods.NAME.settings`) are a `MethodSettings` made of these and of its own sections.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Sequence
+from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-PUBLIC_SECTIONS = (
-    "image",
-    "split",
-    "augmentations",
-    "schedule",
-    "autoencoder",
-    "denoiser",
-    "retrieval",
-    "encoder",
-    "knowledge_base",
-    "probe",
-)
 
 
 class Section(BaseModel):
@@ -67,7 +54,7 @@ class AugmentSettings(Section):
 
 
 class AugmentationSettings(Section):
-    """Random views of the public images, the public sets in equal parts: more variety, where there are few images."""
+    """Random views of the public images, the public sets in equal parts: more variety where there are few images."""
 
     training: int = Field(0, ge=0, description="views of D_pre for the denoiser; 0: the images as they are")
     reference: int = Field(0, ge=0, description="views of D_ref in the knowledge base; 0: the images as they are")
@@ -124,36 +111,6 @@ class DenoiserSettings(Section):
         return self
 
 
-class RetrievalSettings(Section):
-    """The two timesteps of retrieval: the query is made at k, and sampling goes on from the value of v."""
-
-    k: int = Field(800, ge=1)
-    v: int = Field(200, ge=1)
-
-    @model_validator(mode="after")
-    def _order(self) -> Self:
-        if self.k <= self.v:
-            raise ValueError(f"k must be larger than v (k={self.k}, v={self.v})")
-        return self
-
-
-class EncoderSettings(Section):
-    """The trajectory encoder h: one-step-denoised latents of step k to unit vectors, trained by InfoNCE."""
-
-    channels: int = Field(32, ge=1)
-    features: int = Field(64, ge=2)
-    temperature: float = Field(0.1, gt=0)
-    augment: AugmentSettings = AugmentSettings()
-    training: Training = Training()
-
-
-class KnowledgeBaseSettings(Section):
-    """How the knowledge base is searched and built."""
-
-    index_type: Literal["flat", "hnsw", "ivf"] = "flat"
-    batch_size: int = Field(1000, ge=1, description="images encoded at a time")
-
-
 class ProbeSettings(Section):
     """The probe: features from the classes of public images, on which a linear layer is trained privately."""
 
@@ -181,33 +138,16 @@ class OverlapSettings(Section):
     share: float = Field(0.05, ge=0, lt=1, description="of epsilon that it would spend by itself; 0: no check")
 
 
-class PrivateSettings(Section):
-    """The private stage (Algorithm 2). Only public numbers: nothing here may be derived from private images."""
+class DpSgdSettings(Section):
+    """DP-SGD of a method's main network. Only public numbers: nothing here may be derived from private images."""
 
-    objective: Literal["rapid", "late", "ldm"] = Field(
-        "rapid",
-        description="rapid: Eq. 5 from retrieved values; late: t <= v with Gaussian noise; ldm: all t, plain loss",
-    )
-    start: int | None = Field(
-        None,
-        ge=1,
-        description="timestep, v or more, at which the late steps begin: retrieved values are diffused on from v to it",
-    )
-    neighbours: int = Field(
-        1,
-        ge=1,
-        description="nearest entries of a query, of which one is drawn, in training as in sampling; 1: the paper",
-    )
     expected_batch: int = Field(1024, ge=1)
     steps: int = Field(500, ge=1)
     clip_norm: float = Field(1.0, gt=0)
     learning_rate: float = Field(1e-3, gt=0)
     ema_decay: float = Field(0.99, ge=0, lt=1)
-    label_dropout: float = Field(0.0, ge=0, le=1, description="share of examples trained with the null class")
     trainable: tuple[str, ...] = Field(("*",), description="patterns of the parameter names that are trained")
     optimizer: Literal["adam", "momentum"] = Field("adam", description="momentum: gradient descent, momentum 0.9")
-    probe: PrivateProbeSettings = PrivateProbeSettings()
-    overlap: OverlapSettings = OverlapSettings()
     multiplicity: int = Field(
         1, ge=1, description="draws of noise and timestep averaged for each image, before clipping"
     )
@@ -222,98 +162,28 @@ class PrivateSettings(Section):
     )
 
 
-class GenerationSettings(Section):
-    """How images are sampled."""
+class SamplingSettings(Section):
+    """How many candidates are drawn for an image, and how many at a time."""
 
-    sampler: Literal["ddim", "pndm", "dpm-solver++"] = "ddim"
-    steps: int = Field(
-        100,
-        ge=1,
-        description="network calls from T to 0 if nothing were skipped; T // steps apart: a rest makes more of them",
-    )
-    retrieval: Literal["query", "class", "none"] = Field(
-        "query",
-        description="how the start of the late steps is found: by a query of step k (the paper), or an entry of a "
-        "public class that looks like the wanted one (no early steps; without a probe: query); none: from noise",
-    )
-    guidance: float = Field(
-        1.0, ge=0, description="classifier-free guidance scale, 1 is off; train with label_dropout > 0"
-    )
-    start: int | None = Field(
-        None,
-        ge=1,
-        description="timestep, retrieval.v to private.start, at which images begin; None: where training did",
-    )
-    epsilon_scale: float = Field(
-        1.0, gt=0, description="the noise that is predicted is divided by this; more than 1: more varied, less clean"
-    )
     attempts: int = Field(8, ge=1, description="candidates for an image, on average and at most; 1: no probe")
     batch_size: int = Field(256, ge=1)
 
 
-class Settings(Section):
-    """All settings of a bundle."""
+class MethodSettings(Section):
+    """Base of the settings of a method, which are told apart by `method`.
 
-    preset: str = "letters-mnist"
+    Class attributes:
+        public_sections: fixed by a public bundle; `train-private` refuses to change them.
+    """
+
+    public_sections: ClassVar[tuple[str, ...]] = ()
+
+    method: str
+    preset: str = ""
     image: ImageSettings = ImageSettings()
-    split: SplitSettings = SplitSettings()
-    augmentations: AugmentationSettings = AugmentationSettings()
-    schedule: ScheduleSettings = ScheduleSettings()
-    autoencoder: AutoencoderSettings = AutoencoderSettings()
-    denoiser: DenoiserSettings = DenoiserSettings()
-    retrieval: RetrievalSettings = RetrievalSettings()
-    encoder: EncoderSettings = EncoderSettings()
-    knowledge_base: KnowledgeBaseSettings = KnowledgeBaseSettings()
-    probe: ProbeSettings = ProbeSettings()
-    private: PrivateSettings = PrivateSettings()
-    generation: GenerationSettings = GenerationSettings()
+    private: DpSgdSettings = DpSgdSettings()
+    generation: SamplingSettings = SamplingSettings()
 
-    @model_validator(mode="after")
-    def _timesteps(self) -> Self:
-        T = self.schedule.timesteps
-        if self.retrieval.k > T:
-            raise ValueError(f"retrieval.k must lie in 1..{T} (schedule.timesteps), not {self.retrieval.k}")
-        if self.private.start is not None and not self.retrieval.v <= self.private.start <= T:
-            raise ValueError(
-                f"private.start must lie in retrieval.v..schedule.timesteps ({self.retrieval.v}..{T}), "
-                f"not {self.private.start}"
-            )
-        begin = self.generation.start
-        if begin is not None and not self.retrieval.v <= begin <= self.late_start:
-            raise ValueError(
-                f"generation.start must lie in {self.retrieval.v}..{self.late_start} (retrieval.v to where the late "
-                f"steps begin), not {begin}"
-            )
-        if self.generation.steps > T:
-            raise ValueError(f"generation.steps must be at most {T} (schedule.timesteps), not {self.generation.steps}")
-        if self.image.size % self.autoencoder.reduction:
-            raise ValueError(
-                f"image.size must be divisible by {self.autoencoder.reduction}, the autoencoder's reduction"
-            )
-        factor = 2 ** (len(self.denoiser.multipliers) - 1)
-        if self.latent_size % factor:
-            raise ValueError(
-                f"denoiser.multipliers halve the latent side {self.latent_size} {len(self.denoiser.multipliers) - 1} "
-                f"times: it must be divisible by {factor}"
-            )
+    def for_private_run(self, overrides: Sequence[str]) -> Self:
+        """The settings of a private run with what follows from others, unless an override says otherwise."""
         return self
-
-    @property
-    def late_start(self) -> int:
-        """The timestep at which the late steps begin: v, unless `private.start` says otherwise."""
-        return self.private.start or self.retrieval.v
-
-    @property
-    def latent_size(self) -> int:
-        """Height and width of a latent."""
-        return self.image.size // self.autoencoder.reduction
-
-    @property
-    def latent_channels(self) -> int:
-        """Channels of a latent."""
-        return self.image.channels if self.autoencoder.kind == "none" else self.autoencoder.latent_channels
-
-    @property
-    def latent_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of a latent."""
-        return (self.latent_channels, self.latent_size, self.latent_size)

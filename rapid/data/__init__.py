@@ -1,4 +1,4 @@
-"""Images: reading them, splitting them, bringing them into the form of a bundle."""
+"""Images: read and write them, split them, fit them to the size and channels of a bundle."""
 
 from rapid.data.fit import fit_images, to_uint8, to_unit_range
 from rapid.data.images import ImageSet, join, load_images

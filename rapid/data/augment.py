@@ -1,4 +1,4 @@
-"""Random views of images: each image gets its own rotation, scale, shift, mirror and gain."""
+"""Random augmentation: each image gets its own rotation, scale, shift, mirroring and gain."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rapid.config.sections import AugmentSettings
 
 
 def augment(images: Tensor, settings: AugmentSettings, generator: torch.Generator) -> Tensor:
-    """One random view of every image.
+    """Augment every image once.
 
     Args:
-        images: float (N, C, H, W) in [-1, 1]; what comes in from outside is the darkest value, -1.
+        images: float (N, C, H, W) in [-1, 1]; pixels from outside the image are black, -1.
         settings: the ranges.
-        generator: CPU generator.
+        generator: on the CPU.
 
     Returns:
         float (N, C, H, W) in [-1, 1].
@@ -26,7 +26,7 @@ def augment(images: Tensor, settings: AugmentSettings, generator: torch.Generato
     draws = torch.rand(6, count, generator=generator).to(images.device)
     symmetric = 2 * draws - 1
     angle = symmetric[0] * math.radians(settings.rotate)
-    # affine_grid maps output to input coordinates: a larger image reads a smaller region
+    # affine_grid maps output to input coordinates, so enlarging means reading a smaller region
     scale = 1 / (settings.size * (1 + symmetric[1] * settings.scale))
     mirror = torch.where(draws[2] < 0.5, -1.0, 1.0) if settings.flip else torch.ones_like(scale)
     cos, sin = angle.cos() * scale, angle.sin() * scale
@@ -35,7 +35,7 @@ def augment(images: Tensor, settings: AugmentSettings, generator: torch.Generato
         [torch.stack([cos * mirror, -sin, shift[0]], 1), torch.stack([sin * mirror, cos, shift[1]], 1)], 1
     )
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)
-    # shifted by 1 so that the zeros from outside the image mean "dark"
-    views = F.grid_sample(images + 1, grid, padding_mode="zeros", align_corners=False)
+    # shifted by 1, so that the zero padding is black
+    sampled = F.grid_sample(images + 1, grid, padding_mode="zeros", align_corners=False)
     gain = (1 + symmetric[5] * settings.brightness).view(-1, 1, 1, 1)
-    return (views * gain - 1).clamp(-1, 1)
+    return (sampled * gain - 1).clamp(-1, 1)

@@ -1,4 +1,4 @@
-"""Bringing images to the size and channels that a bundle records."""
+"""Fitting images to the size and channels of a bundle, and converting between uint8 and network inputs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,27 @@ from rapid.errors import InputError
 LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 
 
-def fit_images(images: ImageSet, settings: ImageSettings, argument: str) -> ImageSet:
-    """The set with images of S x S and C channels, S = settings.size and C = settings.channels.
+def fit_images(images: ImageSet, settings: ImageSettings, field: str) -> ImageSet:
+    """Convert images to S x S pixels and C channels, S = settings.size and C = settings.channels.
 
-    Grey images become RGB by repetition, RGB ones grey by luma. `pad` centres an image in black and never scales it;
-    `resize` is bicubic with antialiasing and does not keep the aspect ratio. Each image is treated by itself.
+    Grey images are repeated into RGB; RGB images are reduced to their luma. `pad` centres the image on black without
+    scaling; `resize` is bicubic with antialiasing and does not keep the aspect ratio. Each image is converted on its
+    own, independently of the others.
+
+    Args:
+        images: the set.
+        settings: target size and channels.
+        field: name of the argument that gave the images; for messages.
 
     Raises:
-        InputError: an image larger than S with `pad`.
+        InputError: an image is larger than S x S and `fit` is `pad`.
     """
     pixels = images.images
     size = settings.size
     height, width = pixels.shape[1:3]
     if settings.fit == "pad" and max(height, width) > size:
-        raise InputError(
-            f"{argument}: images of {width}x{height} do not fit into {size}x{size}; "
-            "the bundle pads (image.fit=pad): give smaller images or build it with --set image.fit=resize"
-        )
+        problem = f"images of {width}x{height} do not fit into {size}x{size}, and image.fit=pad never scales"
+        raise InputError(field, f"{problem}; give smaller images or build the bundle with --set image.fit=resize")
     if settings.channels == 1 and images.channels == 3:
         pixels = np.rint(pixels @ LUMA).astype(np.uint8)
     elif settings.channels == 3 and images.channels == 1:
@@ -43,13 +47,13 @@ def fit_images(images: ImageSet, settings: ImageSettings, argument: str) -> Imag
 
 
 def to_unit_range(images: NDArray[np.uint8], device: torch.device | str = "cpu") -> torch.Tensor:
-    """uint8 (N, H, W) or (N, H, W, 3) as float32 (N, C, H, W) in [-1, 1]: the form of every network input."""
+    """Convert uint8 (N, H, W) or (N, H, W, 3) to network input: float32 (N, C, H, W) in [-1, 1] on `device`."""
     planes = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
     return torch.from_numpy(np.ascontiguousarray(planes)).to(device).float().div_(127.5).sub_(1.0)
 
 
 def to_uint8(images: torch.Tensor) -> NDArray[np.uint8]:
-    """Float (N, C, H, W) in [-1, 1] as uint8 (N, H, W) or (N, H, W, 3), rounded and clamped."""
+    """Convert float (N, C, H, W) in [-1, 1] to uint8 (N, H, W) or (N, H, W, 3), rounded and clamped."""
     pixels = images.add(1.0).mul(127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
     return np.ascontiguousarray(pixels[:, 0] if pixels.shape[1] == 1 else pixels.transpose(0, 2, 3, 1))
 

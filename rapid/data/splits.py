@@ -1,4 +1,4 @@
-"""The disjoint split of the public images into D_pre and D_ref."""
+"""Splitting the public images into D_pre, which trains the networks, and D_ref, which fills the knowledge base."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from rapid.errors import InputError
 
 
 def split_indices(count: int, settings: SplitSettings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices of D_pre (training) and D_ref (knowledge base): disjoint, sorted, together 0..count-1.
+    """Split the indices 0..count-1 at random into D_pre and D_ref.
 
-    Public data only, so a fixed seed is allowed: the split can be rebuilt from the settings in the bundle.
+    The seed is fixed, so the split can be reproduced from a bundle's settings. Use it for public images only.
+
+    Returns:
+        Indices of D_pre and of D_ref, int64, sorted and disjoint.
 
     Raises:
-        InputError: too few images for both parts to have one.
+        InputError: one of the parts would be empty.
     """
     reference = round(count * settings.reference)
     if not 0 < reference < count:
-        raise InputError(
-            f"--public: {count} images cannot be split with split.reference={settings.reference}; give more"
-        )
+        problem = f"{count} images cannot be split with split.reference={settings.reference}"
+        raise InputError("public", f"{problem}; give more images")
     order = np.random.default_rng(settings.seed).permutation(count)
     return np.sort(order[reference:]), np.sort(order[:reference])

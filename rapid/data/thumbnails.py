@@ -1,7 +1,7 @@
-"""Prints of images, small grey thumbnails, and the rule by which two images are near-duplicates.
+"""Thumbnails of 16x16 grey pixels, and the rule that decides whether two images are near-duplicates.
 
-It is meant for copies: the same image stored again, as JPEG, with a little noise, brighter or of more contrast. One
-that is moved by a pixel, turned, mirrored or cropped has another print, and is not found.
+The rule finds copies: the same image compressed as JPEG, with a little noise, brighter, or with more contrast. It does
+not find images that were shifted by a pixel, rotated, mirrored or cropped: their thumbnails differ.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from rapid.data.fit import LUMA
 
 SIDE = 16
 LENGTH = SIDE * SIDE
-"""Bytes of a print."""
+"""Bytes of a thumbnail."""
 LIKENESS = 0.996
-"""Least correlation of the thumbnails of near-duplicates. Of characters of 32x32 pixels, copies reach 0.998 (as JPEG of
-quality 75, with noise of 8 grey levels), and 60,000 digits 0.990 at most with the most similar of 82,000 letters. Of
-10,000 digits two reach 0.996 with one of 60,000 others, both of the figure 1."""
+"""Least correlation between the thumbnails of near-duplicates. Measured on characters of 32x32 pixels: copies reach
+0.998 (JPEG of quality 75, noise of 8 grey levels); 60,000 digits reach at most 0.990 with their most similar of 82,000
+letters. Of 10,000 digits, two reach 0.996 with one of 60,000 other digits; both show a 1."""
 FAINTEST = 8.0
-"""Least standard deviation of a print, in grey levels. Fainter ones are alike by chance, so they are like none."""
+"""Least standard deviation of a thumbnail, in grey levels. Fainter ones correlate by chance, so they never match."""
 NORM = 4000
-"""Length of a compared print. Its whole numbers give sums under 2^24, exact in float32 in whatever order."""
+"""Norm of a thumbnail when compared: integers whose sums stay below 2^24 are exact in float32, in any order."""
 BLOCK = 4096
-"""Prints of each side that are compared at a time."""
+"""Thumbnails compared at a time, of the queries and of the references."""
 
 
 def thumbnails(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Mean luma of each cell of a 16x16 grid, rounded; a function of each image alone.
+    """Compute the mean luma of each cell of a 16x16 grid, rounded. Each thumbnail depends on its own image only.
 
     Args:
-        images: uint8 (N, H, W) or (N, H, W, 3), of any size; cells are of whole pixels, and overlap where 16 does not
+        images: uint8 (N, H, W) or (N, H, W, 3), of any size. Cells consist of whole pixels and overlap if 16 does not
             divide the side.
 
     Returns:
@@ -52,15 +52,15 @@ def thumbnails(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def near_duplicates(
     queries: NDArray[np.uint8], references: NDArray[np.uint8], advance: Callable[[int], None] | None = None
 ) -> NDArray[np.bool_]:
-    """Which queries are a near-duplicate of some reference: the correlation of the two thumbnails is LIKENESS or more.
+    """Find the queries that are near-duplicates of a reference: their thumbnails correlate by LIKENESS or more.
 
-    Formal guarantee: answer n is a function of query n and of the references alone, without rounding that depends on
-    the other queries. Rounding moves a correlation by a ten-thousandth or so.
+    Formal guarantee: answer n is a function of query n and the references only; no rounding depends on the other
+    queries. Rounding changes a correlation by about 1e-4.
 
     Args:
         queries: thumbnails, uint8 (N, 256).
         references: thumbnails, uint8 (M, 256).
-        advance: called with the number of queries done, N in all.
+        advance: called with the number of queries just done, N in total.
 
     Returns:
         bool (N,).
@@ -78,10 +78,10 @@ def near_duplicates(
 
 
 def _compared(part: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Prints less their means, scaled to NORM and rounded to whole numbers; zeros for faint ones."""
+    """Thumbnails centred, scaled to norm NORM and rounded to integers; zeros for faint ones."""
     centred = part - part.mean(1, keepdims=True, dtype=np.float32)
     lengths = np.linalg.norm(centred, axis=1, keepdims=True)
     faint = lengths < FAINTEST * SIDE
     scaled = centred * np.where(faint, np.float32(0), NORM / np.maximum(lengths, 1))
-    # what one cell loses by rounding the next one gets: alike errors on an even ground would add up
+    # carry the rounding error of each cell to the next: equal errors on a uniform background would add up
     return np.diff(np.rint(np.cumsum(scaled, axis=1)), axis=1, prepend=np.float32(0))

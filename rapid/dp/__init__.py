@@ -1,7 +1,32 @@
-"""The differentially private mechanism, its accounting and its ledger; knows no method."""
+"""Differential privacy; knows no method.
 
+access.py       the one door to private images          mechanism.py    DP-SGD of any module and loss
+releases.py     what may be released                    gradients/      per-example gradients, a rule a layer type
+budget.py       releases with their noise               queries.py      noisy counts, means and histograms
+events.py       releases as dp_accounting events        randomness.py   the noise
+accounting.py   epsilon by three accountants            ranks.py        several processes
+ledger.py       what was spent on which data set        spending.py     limits and charges
+statement.py    privacy.json                            overlap.py      private images among the public ones
+audit.py        a lower bound on epsilon                proposal.py     plans side by side
+"""
+
+from rapid.dp.access import Execution, PrivateAccess, PrivateTensor, PublicFacts
+from rapid.dp.budget import Budget, calibrate
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.ranks import Ranks
-from rapid.dp.releases import Plan, default_delta
+from rapid.dp.releases import DpSgdSpec, QuerySpec, Release, default_delta
 
-__all__ = ["Plan", "PrivateMechanism", "Ranks", "default_delta"]
+__all__ = [
+    "Budget",
+    "DpSgdSpec",
+    "Execution",
+    "PrivateAccess",
+    "PrivateMechanism",
+    "PrivateTensor",
+    "PublicFacts",
+    "QuerySpec",
+    "Ranks",
+    "Release",
+    "calibrate",
+    "default_delta",
+]

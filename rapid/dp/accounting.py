@@ -1,29 +1,36 @@
-"""Epsilon of the composed, Poisson-subsampled Gaussian mechanism, by the accountants of Opacus and dp-accounting.
+"""Epsilon of what is released, by three accountants, and the noise that a wanted epsilon needs.
 
-Adjacency is add-or-remove-one. PRV (Gopi, Lee, Wutschitz 2021) is numerical composition, and what is reported; RDP
-(Mironov, Talwar, Zhang 2019) is a looser bound by other means, reported beside it. For groups of images it is the
-privacy loss distribution of the mixture of Gaussians that dominates a group's share in a step (Ganesh 2024).
+Releases are `dp_accounting.DpEvent` trees (see `rapid.dp.events`); adjacency is adding or removing one image.
+
+    PRV  numerical composition of privacy random variables (Gopi, Lee, Wutschitz 2021; Opacus): what is reported
+    PLD  privacy loss distributions (Koskela et al. 2020; dp-accounting): independent code that checks PRV
+    RDP  Renyi differential privacy (Mironov, Talwar, Zhang 2019; Opacus): looser, by other means
+
+All return upper bounds. For groups of images it is the privacy loss distribution of the mixture of Gaussians that
+dominates a group's share in a step (Ganesh 2024).
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Callable, Sequence
+from functools import lru_cache, reduce
 from importlib import metadata
-from typing import NamedTuple
+from typing import Any
 
+import dp_accounting
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting import DpEvent
+from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from opacus.accountants import PRVAccountant, RDPAccountant
-from scipy.optimize import brentq
-from scipy.stats import binom, norm
+from scipy.stats import binom
 
+from rapid.dp.events import compose, poisson_gaussian_steps
 from rapid.errors import InputError
 
 MAX_NOISE_MULTIPLIER = 1e5
-MIN_NOISE_MULTIPLIER = 0.2
+MIN_NOISE_MULTIPLIER = 0.1
 RELATIVE_TOLERANCE = 1e-3
 INTEGER_ORDERS = range(2, 64)
 """Orders whose RDP is quick to compute: for a first guess."""
@@ -34,41 +41,193 @@ def accountant_name() -> str:
     return f"PRV (opacus {metadata.version('opacus')})"
 
 
+def pld_accountant_name() -> str:
+    """Name and version of the second accountant, for privacy statements."""
+    return f"PLD (dp-accounting {metadata.version('dp-accounting')})"
+
+
 def group_accountant_name() -> str:
     """Name and version of the accountant for groups, for privacy statements."""
     return f"PLD of a mixture of Gaussians (dp-accounting {metadata.version('dp-accounting')})"
 
 
-class Release(NamedTuple):
-    """Steps of the Poisson-subsampled Gaussian mechanism; a single Gaussian release is one step at sample rate 1."""
-
-    noise_multiplier: float
-    """sigma, the noise's standard deviation over the l2 sensitivity (the clip norm)."""
-    sample_rate: float
-    """Probability with which each image takes part in a step, in (0, 1]."""
-    steps: int
-
-
-def prv_epsilon(releases: Sequence[Release], delta: float) -> float:
-    """Upper bound on epsilon at `delta` of all releases together, by numerical composition.
+def prv_epsilon(events: Sequence[DpEvent], delta: float) -> float:
+    """Upper bound on epsilon at `delta` of all events together, by numerical composition.
 
     Args:
-        releases: what is made known of the same images, in any order; without any, epsilon is 0.
+        events: what is released of the same images, in any order; epsilon is 0 without any.
         delta: in (0, 1).
 
     Returns:
         epsilon; infinity if a release has no noise.
+
+    Raises:
+        ValueError: an event that is no Poisson-subsampled Gaussian.
     """
-    releases = _taken(releases)
-    if any(release.noise_multiplier <= 0 for release in releases):
+    return _prv(poisson_gaussian_steps(compose(events)), delta)
+
+
+def rdp_epsilon(events: Sequence[DpEvent], delta: float, *, orders: Sequence[float] | None = None) -> float:
+    """Upper bound on epsilon at `delta` by Renyi differential privacy.
+
+    Args:
+        events: as `prv_epsilon`.
+        delta: in (0, 1).
+        orders: Renyi orders, each > 1, among which the best is taken; Opacus' own by default.
+    """
+    return _rdp(poisson_gaussian_steps(compose(events)), delta, orders)
+
+
+def pld_epsilon(events: Sequence[DpEvent], delta: float) -> float:
+    """Upper bound on epsilon at `delta` by privacy loss distributions; arguments as `prv_epsilon`.
+
+    Where epsilon is in the hundreds its truncation may leave infinity.
+    """
+    history = poisson_gaussian_steps(compose(events))
+    if any(noise_multiplier <= 0 for noise_multiplier, _, _ in history):
         return math.inf
-    if not releases:
+    if not history:
+        return 0.0
+    # the grid's error in epsilon is about steps * interval^2: a thousandth of epsilon, in a fraction of a second
+    rough = _rdp(history, delta, INTEGER_ORDERS)
+    steps = sum(steps for _, _, steps in history)
+    interval = min(1e-2, max(1e-5, min(rough * 1e-4, math.sqrt(rough * 1e-3 / steps))))
+    accountant = PLDAccountant(value_discretization_interval=interval)
+    with np.errstate(over="ignore"):  # of a ratio that it compares
+        return float(accountant.compose(compose(events)).get_epsilon(delta))
+
+
+def group_epsilon(events: Sequence[DpEvent], delta: float, group_size: int) -> float:
+    """Upper bound on epsilon at `delta` for adding or removing all `group_size` images of one person at once.
+
+    Each image is drawn by itself, so j of m images meet in a step with the binomial probability, and together they move
+    the sum by at most j clip norms. This is far less than the textbook's m epsilon at e^((m - 1) epsilon) delta.
+
+    Args:
+        events: as `prv_epsilon`; sensitivities are those of one image.
+        delta: in (0, 1).
+        group_size: m, at least 1.
+    """
+    history = poisson_gaussian_steps(compose(events))
+    if group_size == 1 or not history or any(noise_multiplier <= 0 for noise_multiplier, _, _ in history):
+        return _prv(history, delta)
+    # a coarser grid is looser, never too low; a thousandth of what is expected costs little of either
+    interval = min(1e-2, max(1e-4, _rdp(history, delta) * group_size * 1e-3))
+    shifts = np.arange(group_size + 1)
+    losses = []
+    for noise_multiplier, sample_rate, steps in history:
+        probabilities = binom.pmf(shifts, group_size, sample_rate)
+        loss = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+            noise_multiplier,
+            [float(shift) for shift in shifts],
+            list(probabilities / probabilities.sum()),
+            value_discretization_interval=interval,
+        )
+        losses.append(loss.self_compose(steps))
+    return float(reduce(lambda one, other: one.compose(other), losses).get_epsilon_for_delta(delta))
+
+
+def single_noise_multiplier(epsilon: float, delta: float) -> float:
+    """The noise multiplier with which one Gaussian release is (epsilon, delta)-DP (Balle and Wang 2018).
+
+    Unlike numerical composition it is accurate for any epsilon, however small. What is released in all is still to be
+    told by an accountant.
+
+    Args:
+        epsilon: > 0.
+        delta: in (0, 1).
+    """
+    return float(dp_accounting.get_sigma_gaussian(epsilon, delta))
+
+
+def solve_noise_multiplier(
+    make_event: Callable[[float], DpEvent], epsilon: float, delta: float, others: Sequence[DpEvent] = ()
+) -> float:
+    """The least noise multiplier, to a thousandth, whose `prv_epsilon` together with `others` is at most `epsilon`.
+
+    Args:
+        make_event: the release at a given noise multiplier.
+        epsilon: > 0.
+        delta: in (0, 1).
+        others: what else is released of the same images.
+
+    Returns:
+        noise multiplier, at least about MIN_NOISE_MULTIPLIER.
+
+    Raises:
+        InputError: no noise multiplier up to MAX_NOISE_MULTIPLIER is enough.
+    """
+
+    def event(level: float) -> DpEvent:
+        return compose([make_event(math.exp(-level)), *others])
+
+    # levels are minus the logarithm of the noise multiplier: epsilon rises with them, and the tolerance is relative
+    low, high = -math.log(MAX_NOISE_MULTIPLIER), -math.log(MIN_NOISE_MULTIPLIER)
+    if rdp_epsilon([event(high)], delta, orders=INTEGER_ORDERS) <= epsilon:
+        return MIN_NOISE_MULTIPLIER
+    # RDP at these orders is quick and never below PRV, so its answer bounds the search
+    if rdp_epsilon([event(low)], delta, orders=INTEGER_ORDERS) < epsilon:
+        bracket = dp_accounting.ExplicitBracketInterval(low, high)
+        low = _calibrate(_Rdp, event, epsilon, delta, bracket)
+    elif prv_epsilon([event(low)], delta) > epsilon:
+        raise InputError("epsilon", "no noise is enough for all that is released; use fewer steps", epsilon)
+    return math.exp(-_calibrate(_Prv, event, epsilon, delta, dp_accounting.LowerEndpointAndGuess(low, low + 0.2)))
+
+
+def _calibrate(
+    accountant: Callable[[], dp_accounting.PrivacyAccountant],
+    event: Callable[[float], DpEvent],
+    epsilon: float,
+    delta: float,
+    bracket: dp_accounting.BracketInterval,
+) -> float:
+    tolerance = RELATIVE_TOLERANCE / 2
+    return float(dp_accounting.calibrate_dp_mechanism(accountant, event, epsilon, delta, bracket, tol=tolerance))
+
+
+class _Prv(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
+    """Opacus' PRV for dp-accounting's calibration."""
+
+    def __init__(self) -> None:
+        super().__init__(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        self.history: list[tuple[float, float, int]] = []
+
+    def _maybe_compose(self, event: DpEvent, count: int, do_compose: bool) -> Any:
+        try:
+            rows = poisson_gaussian_steps(dp_accounting.SelfComposedDpEvent(event, count))
+        except ValueError as error:
+            return self.CompositionErrorDetails(event, str(error))
+        if do_compose:
+            self.history += rows
+        return None
+
+    def get_epsilon(self, target_delta: float) -> float:
+        return _prv(self.history, target_delta)
+
+
+class _Rdp(_Prv):
+    """Opacus' RDP at integer orders, the bound that PRV starts from."""
+
+    def get_epsilon(self, target_delta: float) -> float:
+        return _rdp(self.history, target_delta, INTEGER_ORDERS)
+
+
+def _prv(history: Sequence[tuple[float, float, int]], delta: float) -> float:
+    """`prv_epsilon` of rows (noise_multiplier, sample_rate, steps)."""
+    return _prv_of_rows(tuple(history), delta)
+
+
+@lru_cache(maxsize=256)  # calibration and statements ask for the same rows again
+def _prv_of_rows(history: tuple[tuple[float, float, int], ...], delta: float) -> float:
+    if any(noise_multiplier <= 0 for noise_multiplier, _, _ in history):
+        return math.inf
+    if not history:
         return 0.0
     accountant = PRVAccountant()
-    accountant.history = [tuple(release) for release in releases]
-    rough = rdp_epsilon(releases, delta, orders=INTEGER_ORDERS)
-    # the numerical error is part of the bound: it is kept small against epsilon itself, and not smaller than it need
-    # be for large ones, where time and memory would grow without end
+    accountant.history = list(history)
+    rough = _rdp(history, delta, INTEGER_ORDERS)
+    # the numerical error is part of the bound: small against epsilon itself, but not so small for large ones that time
+    # and memory grow without end
     error = max(1e-3, min(0.01, rough / 50), rough / 1000)
     with warnings.catch_warnings():
         # it takes a first guess from RDP, which warns when the best order is the first or last
@@ -78,113 +237,14 @@ def prv_epsilon(releases: Sequence[Release], delta: float) -> float:
     return max(0.0, min(bound, rough))
 
 
-def rdp_epsilon(releases: Sequence[Release], delta: float, *, orders: Sequence[float] | None = None) -> float:
-    """Upper bound on epsilon at `delta` by Renyi differential privacy, over some orders; arguments as `prv_epsilon`."""
-    releases = _taken(releases)
-    if any(release.noise_multiplier <= 0 for release in releases):
+def _rdp(history: Sequence[tuple[float, float, int]], delta: float, orders: Sequence[float] | None = None) -> float:
+    if any(noise_multiplier <= 0 for noise_multiplier, _, _ in history):
         return math.inf
-    if not releases:
+    if not history:
         return 0.0
     accountant = RDPAccountant()
-    accountant.history = [tuple(release) for release in releases]
+    accountant.history = list(history)
     with warnings.catch_warnings():
-        # the bound holds all the same
+        # the bound holds all the same when the best order is the first or last
         warnings.simplefilter("ignore", UserWarning)
         return max(0.0, float(accountant.get_epsilon(delta, alphas=None if orders is None else list(orders))))
-
-
-def group_epsilon(releases: Sequence[Release], delta: float, group_size: int) -> float:
-    """Upper bound on epsilon at `delta` for adding or removing all `group_size` images of one person at once.
-
-    Each image is drawn by itself, so j of m images meet in a step with the binomial probability, and together they move
-    the sum by at most j clip norms. This is far less than the textbook's m epsilon at e^((m - 1) epsilon) delta.
-
-    Args:
-        releases: as `prv_epsilon`; sensitivities are those of one image.
-        delta: in (0, 1).
-        group_size: m, at least 1.
-    """
-    releases = _taken(releases)
-    if any(release.noise_multiplier <= 0 for release in releases):
-        return math.inf
-    if group_size == 1 or not releases:
-        return prv_epsilon(releases, delta)
-    # a coarser grid is looser, never too low; a thousandth of what is expected costs little of either
-    rough = rdp_epsilon(releases, delta) * group_size
-    interval = min(1e-2, max(1e-4, rough * 1e-3))
-    shifts = np.arange(group_size + 1)
-    losses = []
-    for release in releases:
-        probabilities = binom.pmf(shifts, group_size, release.sample_rate)
-        loss = privacy_loss_distribution.from_mixture_gaussian_mechanism(
-            release.noise_multiplier,
-            [float(shift) for shift in shifts],
-            list(probabilities / probabilities.sum()),
-            value_discretization_interval=interval,
-        )
-        losses.append(loss.self_compose(release.steps))
-    return float(reduce(lambda one, other: one.compose(other), losses).get_epsilon_for_delta(delta))
-
-
-def _taken(releases: Sequence[Release]) -> list[Release]:
-    return [release for release in releases if release.steps > 0]
-
-
-def single_noise_multiplier(epsilon: float, delta: float) -> float:
-    """The noise multiplier with which one Gaussian release is (epsilon, delta)-DP, in closed form.
-
-    delta = Phi(1 / (2 s) - epsilon s) - e^epsilon Phi(-1 / (2 s) - epsilon s) for noise multiplier s (Balle and Wang
-    2018). Unlike numerical composition it is good for an epsilon however small; a composition that holds the release
-    is still what is to be told.
-
-    Args:
-        epsilon: > 0.
-        delta: in (0, 1).
-    """
-
-    def excess(logarithm: float) -> float:
-        s = math.exp(logarithm)
-        return float(norm.cdf(0.5 / s - epsilon * s) - math.exp(epsilon + norm.logcdf(-0.5 / s - epsilon * s))) - delta
-
-    high = 0.0
-    while excess(high) > 0:
-        high += 1
-    low = high - 1
-    while excess(low) <= 0:
-        low -= 1
-    return math.exp(brentq(excess, low, high))
-
-
-def solve_noise_multiplier(
-    epsilon: float, delta: float, sample_rate: float, steps: int, others: Sequence[Release] = ()
-) -> float:
-    """The smallest noise multiplier, to a thousandth, whose `prv_epsilon` together with `others` is at most `epsilon`.
-
-    Raises:
-        InputError: no noise multiplier up to MAX_NOISE_MULTIPLIER is enough.
-    """
-
-    def excess(noise_multiplier: float) -> float:
-        return math.log(
-            max(1e-12, prv_epsilon([Release(noise_multiplier, sample_rate, steps), *others], delta)) / epsilon
-        )
-
-    high = 1.0
-    while (at_high := excess(high)) > 0:
-        high *= 2
-        if high > MAX_NOISE_MULTIPLIER:
-            raise InputError(f"--epsilon {epsilon}: too small for {steps} steps at this batch; use fewer steps")
-    low, at_low = high / 2, excess(high / 2)
-    while low > MIN_NOISE_MULTIPLIER and at_low <= 0:
-        low, high, at_low, at_high = low / 2, low, excess(low / 2), at_low
-    while high / low > 1 + RELATIVE_TOLERANCE:
-        # the logarithm of epsilon is close to a line in that of the noise, so a guess from both ends is nearly right
-        share = min(0.9, max(0.1, at_low / (at_low - at_high))) if at_low > at_high else 0.5
-        guess = low * (high / low) ** share
-        for middle in (guess * (1 - RELATIVE_TOLERANCE / 3), guess * (1 + RELATIVE_TOLERANCE / 3)):
-            if low < middle < high:
-                if (at_middle := excess(middle)) <= 0:
-                    high, at_high = middle, at_middle
-                else:
-                    low, at_low = middle, at_middle
-    return high

@@ -22,15 +22,15 @@ from scipy.optimize import brentq
 from scipy.stats import binom
 from torch import Tensor
 
-from rapid.config.sections import Settings
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import noise_prediction_loss
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.randomness import Randomness
-from rapid.dp.releases import Plan
-from rapid.dp.training import select_trainable
+from rapid.dp.budget import calibrate
+from rapid.dp.releases import DpSgdSpec, Release
 from rapid.errors import InputError
 from rapid.nn import Denoiser
+from rapid.nn.denoiser import DenoiserShape
 from rapid.progress import Progress
 
 SHARES = (0.05, 0.1, 0.2, 0.5)
@@ -42,7 +42,7 @@ PIECE = 500
 HIGHEST = 200.0
 
 Build = Callable[..., PrivateMechanism]
-"""(plan, network, losses, physical_batch=...) -> the mechanism that is audited."""
+"""(release, network, losses, physical_batch=...) -> the mechanism that is audited."""
 Batches = Callable[[int], Tensor]
 """Step from 0 -> probability that a canary that takes part is in its batch, float64 (m,)."""
 
@@ -52,7 +52,7 @@ class Audit:
     """What an audit found.
 
     Attributes:
-        claimed: epsilon that the mechanism was made for, at `delta`.
+        claimed: epsilon that the mechanism was calibrated for, at `delta`.
         delta: of the claim, and of the bound.
         bound: epsilon is at least this, with probability `confidence`.
         confidence: of `bound`, all tried shares together.
@@ -60,8 +60,8 @@ class Audit:
         guesses: how many coins were guessed.
         right: how many of the guesses were right.
         steps: of the training.
-        noise_multiplier: of the plan.
-        sample_rate: of the plan.
+        noise_multiplier: of the release.
+        sample_rate: of the release.
         seconds: what it took.
     """
 
@@ -84,7 +84,8 @@ class Audit:
 
 
 def audit(
-    settings: Settings,
+    shape: DenoiserShape,
+    schedule: Schedule,
     *,
     epsilon: float,
     delta: float,
@@ -98,8 +99,9 @@ def audit(
     """Train on canaries once, and bound epsilon from below.
 
     Args:
-        settings: shape of the denoiser and schedule.
-        epsilon: that the plan is made for, as in a real training.
+        shape: of the denoiser that is trained.
+        schedule: of its timesteps.
+        epsilon: that the release is calibrated for, as in a real training.
         delta: in (0, 1).
         canaries: m, at least 20.
         steps: of the training.
@@ -112,24 +114,24 @@ def audit(
         InputError: an argument out of range.
     """
     if canaries < round(1 / min(SHARES)):
-        raise InputError(f"--canaries {canaries}: must be at least {round(1 / min(SHARES))}")
+        raise InputError("canaries", f"must be at least {round(1 / min(SHARES))}", canaries)
     if not 0 < confidence < 1:
-        raise InputError(f"--confidence {confidence}: must lie in (0, 1)")
+        raise InputError("confidence", "must lie in (0, 1)", confidence)
     if not 0 < sample_rate <= 1:
-        raise InputError(f"--sample-rate {sample_rate}: must lie in (0, 1]")
+        raise InputError("sample_rate", "must lie in (0, 1]", sample_rate)
     if steps < 1:
-        raise InputError(f"--steps {steps}: must be at least 1")
+        raise InputError("steps", "must be at least 1", steps)
     begin = time.monotonic()
-    plan = Plan.solve(
-        epsilon=epsilon,
-        delta=delta,
+    spec = DpSgdSpec(
+        name="audit",
         dataset_size=canaries,
         expected_batch=max(1, round(sample_rate * canaries)),
         steps=steps,
         clip_norm=CLIP_NORM,
     )
-    rate = torch.full((canaries,), plan.sample_rate, dtype=torch.float64)
-    coins, scores = _play(settings, plan, build, batches or (lambda step: rate))
+    release = calibrate([spec], epsilon=epsilon, delta=delta).main
+    rate = torch.full((canaries,), spec.sample_rate, dtype=torch.float64)
+    coins, scores = _play(shape, schedule, release, build, batches or (lambda step: rate))
     guesses, right, bound = best_bound(coins, scores, delta, confidence)
     return Audit(
         claimed=epsilon,
@@ -140,8 +142,8 @@ def audit(
         guesses=guesses,
         right=right,
         steps=steps,
-        noise_multiplier=plan.noise_multiplier,
-        sample_rate=plan.sample_rate,
+        noise_multiplier=release.noise_multiplier,
+        sample_rate=spec.sample_rate,
         seconds=time.monotonic() - begin,
     )
 
@@ -205,20 +207,20 @@ def guess_probability(canaries: int, guesses: int, right: int, epsilon: float, d
 
 
 def _play(
-    settings: Settings, plan: Plan, build: Build, batches: Batches
+    shape: DenoiserShape, schedule: Schedule, release: Release, build: Build, batches: Batches
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """The coins, and the adversary's scores: the logarithm of how much likelier all results are if a canary takes part.
 
     Along the canary's own gradient a step's sum is noise alone, or noise and one clip norm if it is in the batch.
     """
-    count, randomness = plan.dataset_size, Randomness()
-    schedule = Schedule.build(settings.schedule)
-    network = Denoiser.build(settings, count).eval()
-    select_trainable(network, ("class_table*",))
-    x = randomness.normal(count * int(np.prod(settings.latent_shape))).view(count, *settings.latent_shape)
+    spec, randomness = release.spec, Randomness()
+    count = spec.dataset_size
+    network = Denoiser.build(shape, count).eval().requires_grad_(False)
+    network.class_table.requires_grad_(True)
+    x = randomness.normal(count * int(np.prod(shape.latent_shape))).view(count, *shape.latent_shape)
     eps = randomness.normal(x.numel()).view_as(x)
     # anything would do: a canary's own timestep and noise are fixed, so that its gradient is known
-    t = (randomness.uniform(count) * settings.late_start).ceil().long()
+    t = (randomness.uniform(count) * schedule.timesteps).ceil().long()
     coins = randomness.uniform(count) <= 0.5
 
     def plain(indices: Tensor) -> Tensor:
@@ -228,19 +230,19 @@ def _play(
         # one that does not take part contributes nothing
         return plain(indices) * coins[indices]
 
-    mechanism = build(plan, network, losses, physical_batch=PIECE)
+    mechanism = build(release, network, losses, physical_batch=PIECE)
     table = network.class_table.weight
     scores = torch.zeros(count, dtype=torch.float64)
-    with Progress("audit", plan.steps) as progress:
-        for step in range(plan.steps):
+    with Progress("audit", spec.steps) as progress:
+        for step in range(spec.steps):
             directions = torch.zeros_like(table)
             for piece in torch.arange(count).split(PIECE):
                 directions += torch.autograd.grad(plain(piece).sum(), table)[0]
             directions = torch.nn.functional.normalize(directions, dim=1)[:count]
             (gradient,) = mechanism.gradient()
-            along = (gradient[:count].double() * directions).sum(1) * plan.expected_batch / plan.clip_norm
+            along = (gradient[:count].double() * directions).sum(1) * spec.sample_rate * count / spec.sensitivity
             present = batches(step)
-            likelihood = (along - 0.5) / plan.noise_multiplier**2
+            likelihood = (along - 0.5) / release.noise_multiplier**2
             scores += torch.logaddexp(torch.log1p(-present), present.log() + likelihood)
             with torch.no_grad():
                 table -= LEARNING_RATE * gradient

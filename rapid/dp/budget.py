@@ -1,107 +1,185 @@
-"""How one epsilon is shared between what is made known of the private images: the overlap, the probe, the denoiser."""
+"""The budget of one private stage: its releases with their noise, which together spend at most epsilon."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Self
 
-from rapid.config.sections import PrivateSettings
-from rapid.dp.accounting import Release, single_noise_multiplier
-from rapid.dp.releases import Plan, check_budget
-from rapid.errors import InputError
+from dp_accounting import DpEvent
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-FINEST_OVERLAP = 1e-4
-"""Share of the private images that the noise of the overlap check is never smaller than: some are alike by chance."""
+from rapid.dp.accounting import (
+    group_epsilon,
+    pld_epsilon,
+    prv_epsilon,
+    rdp_epsilon,
+    single_noise_multiplier,
+    solve_noise_multiplier,
+)
+from rapid.dp.releases import DpSgdSpec, QuerySpec, Release, check_budget
+from rapid.errors import InputError, PrivacyRefused
+
 SOLVED_AGAIN = 1e-3
-"""By how much the epsilon of one plan may differ between machines, relatively."""
+"""By how much the epsilon of one budget may differ between machines, relatively."""
+DISAGREEMENT = 0.02
+"""By how much the second accountant's epsilon may exceed the first one's, relatively and in units of epsilon."""
 
 
-class Budget(NamedTuple):
-    """The plans of one private stage."""
+class Budget(BaseModel):
+    """The releases of one private stage.
 
-    overlap: Release | None
-    """Of the overlap check, with sensitivity 1; None if it is not made."""
-    probe: Plan | None
-    """Of the probe's linear layer, by itself; None without a probe."""
-    denoiser: Plan
-    """Of the denoiser; its `others` hold what the two others release, so its epsilon is that of the whole stage."""
+    Attributes:
+        epsilon: what was asked for; `spent` is at most this.
+        delta: of (epsilon, delta).
+        dataset_size: N.
+        group_size: images of one person, for whom epsilon is told too.
+        releases: all that may be made known of the private images.
+    """
 
-    def record(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return {
-            "overlap": self.overlap,
-            "probe": self.probe.model_dump(mode="json") if self.probe else None,
-            "plan": self.denoiser.model_dump(mode="json"),
-        }
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epsilon: float = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
+    dataset_size: int = Field(ge=1)
+    group_size: int = Field(1, ge=1)
+    releases: tuple[Release, ...]
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        names = [release.name for release in self.releases]
+        if len(set(names)) < len(names):
+            raise ValueError("two releases have the same name")
+        if any(release.spec.dataset_size != self.dataset_size for release in self.releases):
+            raise ValueError("all releases must have the dataset_size of the budget")
+        return self
+
+    def release(self, name: str) -> Release:
+        """The release of this name.
+
+        Raises:
+            PrivacyRefused: the budget does not list it.
+        """
+        for release in self.releases:
+            if release.name == name:
+                return release
+        raise PrivacyRefused(f"release '{name}' is not in the budget, which lists {', '.join(self.names) or 'none'}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all releases."""
+        return tuple(release.name for release in self.releases)
+
+    @property
+    def main(self) -> Release:
+        """The release that spends what the others leave."""
+        return next(release for release in self.releases if release.spec.share is None)
+
+    def events(self, steps: Mapping[str, int] | None = None) -> list[DpEvent]:
+        """What is made known: of each release all steps, or as many as `steps` says (0 where it says nothing)."""
+        return [release.event(None if steps is None else steps.get(release.name, 0)) for release in self.releases]
+
+    @cached_property
+    def spent(self) -> float:
+        """Epsilon of all releases together at `delta`, by PRV."""
+        return prv_epsilon(self.events(), self.delta)
+
+    @cached_property
+    def spent_rdp(self) -> float:
+        """The same by RDP, for comparison."""
+        return rdp_epsilon(self.events(), self.delta)
+
+    @cached_property
+    def spent_pld(self) -> float:
+        """The same by dp_accounting's PLD, an independent implementation, for comparison."""
+        return pld_epsilon(self.events(), self.delta)
+
+    @cached_property
+    def spent_group(self) -> float:
+        """Epsilon for adding or removing the `group_size` images of one person."""
+        return group_epsilon(self.events(), self.delta, self.group_size)
+
+    def check(self) -> None:
+        """Compare two accountants before anything is spent.
+
+        Raises:
+            PrivacyRefused: they disagree, or one of them gives no number.
+        """
+        first, second = self.spent, self.spent_pld
+        # a NaN fails this comparison, too
+        if not second <= first * (1 + DISAGREEMENT) + DISAGREEMENT:
+            raise PrivacyRefused(
+                f"two accountants disagree (PRV: epsilon {first:.6g}, PLD: {second:.6g}, at delta {self.delta:.2g}); "
+                "nothing was spent. Report these numbers, and use another --delta or fewer steps"
+            )
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], epsilon: float) -> Self:
         """The budget of an earlier run, instead of one that is solved again and may differ in the last digit.
 
         Args:
-            record: made by `record`, and read from JSON.
+            record: made by `model_dump`, and read from JSON.
             epsilon: what the run was asked to spend at most.
 
         Raises:
             InputError: the record was altered: its parts do not fit together, or would spend more.
         """
-        altered = InputError("--resume: checkpoints/plan.json was altered; restore it, or begin in a new folder")
+        altered = InputError("resume", "checkpoints/manifest.json was altered; restore it, or begin in a new folder")
         try:
-            overlap = None if record["overlap"] is None else Release(*record["overlap"])
-            probe = None if record["probe"] is None else Plan.model_validate(record["probe"])
-            denoiser = Plan.model_validate(record["plan"])
-        except (KeyError, TypeError, ValueError):
+            budget = cls.model_validate(record)
+        except ValidationError:
             raise altered from None
-        if denoiser.others != _others(overlap, probe) or denoiser.epsilon() > epsilon * (1 + SOLVED_AGAIN):
+        if budget.epsilon != epsilon or budget.spent > epsilon * (1 + SOLVED_AGAIN):
             raise altered
-        return cls(overlap, probe, denoiser)
+        return budget
 
 
-def allot(settings: PrivateSettings, size: int, epsilon: float, delta: float, *, probed: bool) -> Budget:
-    """Plans that together spend at most `epsilon` at `delta`, for one image.
+def calibrate(
+    specs: Sequence[DpSgdSpec | QuerySpec],
+    *,
+    epsilon: float,
+    delta: float,
+    group_size: int = 1,
+) -> Budget:
+    """The least noise with which all releases together spend at most `epsilon` at `delta`, for one image.
 
-    The overlap check would spend `overlap.share` of epsilon by itself, or less, and the probe `probe.share`. Releases
-    compose like squares rather than like sums, so the noise of the denoiser rises by much less than these shares.
+    Each release with a share gets the noise with which it alone would spend its share of epsilon; the one without a
+    share gets what is left, by numerical composition with the others.
 
     Args:
-        settings: expected batch, steps, clip norms and shares.
-        size: number of private images.
+        specs: of one data set; exactly one has no share.
         epsilon: of all together.
         delta: in (0, 1).
-        probed: whether there is a probe to be trained.
+        group_size: images of one person, for whom epsilon is told too.
 
     Raises:
-        InputError: an argument out of range; the message names the command-line argument.
+        InputError: an argument out of range.
+        PrivacyRefused: two accountants disagree.
+        ValueError: not exactly one spec without a share.
     """
+    rest = [spec for spec in specs if spec.share is None]
+    if len(rest) != 1:
+        raise ValueError(f"exactly one release must have no share of epsilon, not {len(rest)}")
+    size = rest[0].dataset_size
     check_budget(epsilon, delta, size)
-    overlap = None
-    if settings.overlap.share > 0:
-        noise = single_noise_multiplier(epsilon * settings.overlap.share, delta)
-        overlap = Release(max(noise, 1.0, FINEST_OVERLAP * size), 1.0, 1)
-    probe = None
-    if probed and settings.probe.share > 0:
-        probe = Plan.solve(
-            epsilon=epsilon * settings.probe.share,
-            delta=delta,
-            dataset_size=size,
-            expected_batch=size,
-            steps=settings.probe.steps,
-            clip_norm=settings.probe.clip_norm,
-            group_size=settings.group_size,
-        )
-    denoiser = Plan.solve(
-        epsilon=epsilon,
-        delta=delta,
-        dataset_size=size,
-        expected_batch=settings.expected_batch,
-        steps=settings.steps,
-        clip_norm=settings.clip_norm,
-        multiplicity=settings.multiplicity,
-        group_size=settings.group_size,
-        others=_others(overlap, probe),
+    if group_size > size:
+        raise InputError("private.group_size", f"is larger than the private set of {size} images", group_size)
+    noise = {spec.name: _alone(spec, epsilon * spec.share, delta) for spec in specs if spec.share is not None}
+    others = [spec.event(noise[spec.name]) for spec in specs if spec.share is not None]
+    noise[rest[0].name] = max(
+        rest[0].least_noise_multiplier, solve_noise_multiplier(rest[0].event, epsilon, delta, others)
     )
-    return Budget(overlap, probe, denoiser)
+    releases = tuple(Release(spec=spec, noise_multiplier=noise[spec.name]) for spec in specs)
+    budget = Budget(epsilon=epsilon, delta=delta, dataset_size=size, group_size=group_size, releases=releases)
+    budget.check()
+    return budget
 
 
-def _others(overlap: Release | None, probe: Plan | None) -> tuple[Release, ...]:
-    return (*([overlap] if overlap else []), *(probe.releases() if probe else []))
+def _alone(spec: DpSgdSpec | QuerySpec, epsilon: float, delta: float) -> float:
+    """The noise multiplier with which a release alone spends `epsilon`, or the least that it asks for."""
+    solved = (
+        single_noise_multiplier(epsilon, delta)
+        if isinstance(spec, QuerySpec)
+        else solve_noise_multiplier(spec.event, epsilon, delta)
+    )
+    return max(spec.least_noise_multiplier, solved)

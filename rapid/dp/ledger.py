@@ -11,7 +11,6 @@ the key. A set with one image more or less is another data set.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import hmac
 import json
@@ -23,10 +22,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from dp_accounting import DpEvent
+from filelock import FileLock
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from rapid.dp.accounting import Release
+from rapid.dp.events import event_from_json, event_to_json
 from rapid.errors import InputError, PrivacyRefused
 from rapid.files import replacing
 
@@ -43,6 +44,25 @@ class TamperedLedger(PrivacyRefused):
     """The ledger is not what was written: nothing more is spent on its word."""
 
 
+class Spent(NamedTuple):
+    """One release of a run, as it stands in a line."""
+
+    name: str
+    """Of the release; empty in lines of rapid 0.1, which knew no names."""
+    event: dict[str, Any]
+    """What it reveals; see `rapid.dp.events.event_to_json`."""
+
+    @classmethod
+    def of(cls, name: str, event: DpEvent) -> Spent:
+        """A release that reveals `event`."""
+        return cls(name, event_to_json(event))
+
+    @property
+    def dp_event(self) -> DpEvent:
+        """For an accountant."""
+        return event_from_json(self.event)
+
+
 class Entry(BaseModel):
     """One line.
 
@@ -55,7 +75,7 @@ class Entry(BaseModel):
         run: the run that is charged; empty for a limit.
         epsilon: of a limit; of a run, what it was asked to spend.
         delta: for which `epsilon` holds.
-        releases: what the run makes known; empty for a limit.
+        releases: what the run reveals; empty for a limit.
         mac: see the module.
     """
 
@@ -68,8 +88,19 @@ class Entry(BaseModel):
     run: str
     epsilon: float
     delta: float
-    releases: tuple[Release, ...]
+    releases: tuple[Spent, ...]
     mac: str
+
+    @field_validator("releases", mode="before")
+    @classmethod
+    def _of_rapid_0_1(cls, releases: Any) -> Any:
+        """Lines of rapid 0.1 hold [noise_multiplier, sample_rate, steps] instead of [name, event]."""
+        if not isinstance(releases, list):
+            return releases
+        return [
+            ("", event_to_json(event_from_json(one))) if isinstance(one, list) and len(one) == 3 else one
+            for one in releases
+        ]
 
 
 class Limit(NamedTuple):
@@ -94,7 +125,7 @@ class Ledger:
         self.path = path
         self._head = path.with_name(path.name + ".head")
         if path.is_dir():
-            raise InputError(f"--ledger {path}: is a folder; give a file in it")
+            raise InputError("ledger", "is a folder; give a file in it", path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with self._locked():
@@ -102,9 +133,8 @@ class Ledger:
                 if not self._head.exists() and not path.exists():
                     self._write_head(0, START)
         except OSError as error:
-            raise InputError(
-                f"--ledger {path}: cannot be used ({error.strerror}); give another file, or set {ENVIRONMENT}"
-            ) from None
+            problem = f"cannot be used ({error.strerror}); give another file, or set {ENVIRONMENT}"
+            raise InputError("ledger", problem, path) from None
 
     def account(self, images: NDArray[np.uint8]) -> str:
         """The account of a data set: 32 hexadecimal digits.
@@ -142,7 +172,7 @@ class Ledger:
         dataset: str,
         run: str,
         limit: Limit,
-        releases: list[Release],
+        releases: list[Spent],
     ) -> Entry:
         content = {
             "number": len(entries),
@@ -234,12 +264,8 @@ class Ledger:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Exclusive among processes; the system gives the lock back when a process ends, however it ends."""
-        handle = os.open(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with FileLock(self.path.with_name(self.path.name + ".lock"), mode=0o600):
             yield
-        finally:
-            os.close(handle)
 
 
 class Transaction:
@@ -249,7 +275,7 @@ class Transaction:
         self._ledger = ledger
         self.entries = entries
 
-    def add(self, kind: Kind, dataset: str, run: str, limit: Limit, releases: list[Release]) -> None:
+    def add(self, kind: Kind, dataset: str, run: str, limit: Limit, releases: list[Spent]) -> None:
         """Add a line; see `Entry`."""
         self.entries.append(self._ledger._append(self.entries, kind, dataset, run, limit, releases))
 

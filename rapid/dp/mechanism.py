@@ -1,4 +1,4 @@
-"""The private mechanism: Poisson batch, clipped sum, Gaussian noise, and the account of what was spent."""
+"""The private mechanism: Poisson batches, clipped sums, Gaussian noise, and a count of the steps that are spent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rapid.dp.gradients import BookKeeper
 from rapid.dp.randomness import Randomness
 from rapid.dp.ranks import Ranks
-from rapid.dp.releases import Plan
+from rapid.dp.releases import DpSgdSpec, Release
 from rapid.errors import PrivacyRefused
 
 Losses = Callable[[Tensor], Tensor]
@@ -25,33 +25,35 @@ network must keep the rows in their order, and the draws must come from randomne
 class PrivateMechanism:
     """Noisy clipped gradients of any module and any per-example loss.
 
-    Formal guarantee: all results of `gradient` together, at most `plan.steps`, are (plan.epsilon(), plan.delta)-
-    differentially private in the private images, for adding or removing one image. Each call is the Gaussian mechanism
-    with sensitivity clip_norm and standard deviation noise_multiplier * clip_norm on a Poisson sample of rate
-    sample_rate; everything that `losses` does with an example (retrieval included) lies before the clipping. It holds
-    for several ranks as for one: a sample of each rank's part, drawn by itself, is a sample of all, the sums add up,
-    and each number of the sum gets its noise from exactly one rank.
+    Formal guarantee: all results of `gradient` together, at most `spec.steps`, are what `release.event()` describes:
+    each call is the Gaussian mechanism with sensitivity clip_norm and standard deviation noise_multiplier * clip_norm
+    on a Poisson sample of rate sample_rate. Everything that `losses` does with an example (retrieval included) lies
+    before the clipping. It holds for several ranks as for one: a sample of each rank's part, drawn by itself, is a
+    sample of all, the sums add up, and each number of the sum gets its noise from exactly one rank.
 
     | case                     | what happens                                              |
     |--------------------------|-----------------------------------------------------------|
     | no example is drawn      | noise alone is returned, and the step counts              |
     | non-finite gradient      | the example counts as zero                                |
-    | more steps than planned  | PrivacyRefused, before any example is looked at           |
+    | more steps than planned  | PrivacyRefused, before any example is read                |
 
     Args:
-        plan: public numbers.
+        release: the public numbers and the noise, of kind "dp-sgd".
         network: its parameters that require gradients now are trained; the same on all ranks.
-        losses: see `Losses`; its indices are positions in this rank's part, `ranks.part(plan.dataset_size)`.
+        losses: see `Losses`; its indices are positions in this rank's part, `ranks.part(dataset_size)`.
         physical_batch: losses in memory at a time; never changes what is released.
         autocast: run the network in bfloat16; norms, sums and noise stay float32.
         steps_taken: steps of an earlier run that this one resumes.
         ranks: the processes that share the work.
         randomness: of batches and noise, by default the stream cipher.
+
+    Raises:
+        ValueError: the release is a query.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        release: Release,
         network: nn.Module,
         losses: Losses,
         *,
@@ -61,16 +63,24 @@ class PrivateMechanism:
         ranks: Ranks | None = None,
         randomness: Randomness | None = None,
     ) -> None:
-        self.plan = plan
-        self.steps_taken = steps_taken
+        if not isinstance(release.spec, DpSgdSpec):
+            raise ValueError(f"release '{release.name}' is a {release.spec.kind}, not dp-sgd")
+        self.release = release
+        self._spec = release.spec
+        self._steps_taken = steps_taken
         self._keeper = BookKeeper(network)
         self._device = self._keeper.parameters[0].device
         self._losses = losses
         self._physical_batch = physical_batch
         self._autocast = autocast
         self._ranks = ranks or Ranks()
-        self._examples = len(self._ranks.part(plan.dataset_size))
+        self._examples = len(self._ranks.part(self._spec.dataset_size))
         self._randomness = randomness or Randomness()
+
+    @property
+    def steps_taken(self) -> int:
+        """Steps that were begun, with those of earlier runs: all of them are spent."""
+        return self._steps_taken
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -84,22 +94,20 @@ class PrivateMechanism:
             PrivacyRefused: all planned steps are taken.
             LostRank: another rank is gone.
         """
-        if self.steps_taken >= self.plan.steps:
-            raise PrivacyRefused(
-                f"all {self.plan.steps} planned steps are taken; a further one would exceed the budget"
-            )
-        self.steps_taken += 1
-        total = self.clipped_sum(self.draw_batch())
-        self.add_noise(total)
+        if self._steps_taken >= self._spec.steps:
+            raise PrivacyRefused(f"all {self._spec.steps} planned steps are taken; another would exceed the budget")
+        self._steps_taken += 1
+        total = self._clipped_sum(self._draw_batch())
+        self._add_noise(total)
         self._ranks.all_reduce(total)
-        return self._split(total.div_(self.plan.expected_batch))
+        return self._split(total.div_(self._spec.expected_batch))
 
-    def draw_batch(self) -> Tensor:
+    def _draw_batch(self) -> Tensor:
         """Poisson sample of this rank's part: each position with probability sample_rate, by itself; int64 (n,)."""
-        return (self._randomness.uniform(self._examples) <= self.plan.sample_rate).nonzero().flatten()
+        return (self._randomness.uniform(self._examples) <= self._spec.sample_rate).nonzero().flatten()
 
-    def clipped_sum(self, indices: Tensor) -> Tensor:
-        """Sum of the clipped gradients of examples, each the mean of `plan.multiplicity` draws, over physical pieces.
+    def _clipped_sum(self, indices: Tensor) -> Tensor:
+        """Sum of the clipped gradients of examples, each the mean of its draws, over physical pieces.
 
         Private: no noise is in it.
 
@@ -117,7 +125,7 @@ class PrivateMechanism:
                 total.append(torch.zeros(size, dtype=torch.float32, device=self._device))
             return self._split(total[0])
 
-        draws, clip_norm = self.plan.multiplicity, self.plan.clip_norm
+        draws, clip_norm = self._spec.multiplicity, self._spec.clip_norm
         if draws <= self._physical_batch:
             for piece in indices.split(self._physical_batch // draws):
                 losses = partial(self._run, piece.repeat_interleave(draws))
@@ -130,10 +138,10 @@ class PrivateMechanism:
         sums()
         return total[0]
 
-    def add_noise(self, total: Tensor) -> None:
+    def _add_noise(self, total: Tensor) -> None:
         """Add this rank's share of the noise, in place: that of one of as many equal cuts as there are ranks."""
         share = total.tensor_split(self._ranks.count)[self._ranks.rank]
-        self._randomness.add_normal(share, self.plan.noise_multiplier * self.plan.clip_norm)
+        self._randomness.add_normal(share, self.release.noise_stddev)
 
     def _run(self, indices: Tensor) -> Tensor:
         # without its cache each use of a weight shows in the graph, where the book-keeper counts them

@@ -3,64 +3,63 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from rapid.config.sections import PrivateSettings, Settings
-from rapid.dp.budget import allot
-from rapid.dp.releases import Plan
-from rapid.dp.training import select_trainable
-from rapid.nn import Denoiser
+from rapid.config.sections import DpSgdSettings
+from rapid.dp.budget import Budget, calibrate
+from rapid.dp.releases import DpSgdSpec, QuerySpec
 
 SCALES = (0.25, 0.5, 1, 2, 4)
 """Batches that are compared by default, in units of `private.expected_batch`, at equal gradient computations."""
 EXPLANATION = """\
 signal/noise: for one step, the norm of the sum if all clipped gradients of an expected batch agree, over that of the
 noise; a training averages over its steps: "x sqrt(steps)". Larger is better. Equal gradients take about equal time."""
+Specs = Callable[[int, int], Sequence[DpSgdSpec | QuerySpec]]
+"""(expected_batch, steps) -> what a private stage with these numbers would release."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A plan, and the epsilon that it was made for.
+    """A budget, and the epsilon that it was made for.
 
     Attributes:
         epsilon_wanted: upper limit of epsilon for one image.
-        plan: what would be spent.
+        budget: what would be spent.
         parameters: number of trained parameters.
     """
 
     epsilon_wanted: float
-    plan: Plan
+    budget: Budget
     parameters: int
 
     def row(self) -> dict[str, Any]:
-        """The numbers of the plan by name."""
-        plan = self.plan
+        """The numbers of the main release by name."""
+        main = self.budget.main
+        spec = main.spec
+        batch = round(spec.sample_rate * spec.dataset_size)
         row: dict[str, Any] = {
             "epsilon_wanted": self.epsilon_wanted,
-            "expected_batch": plan.expected_batch,
-            "steps": plan.steps,
-            "epochs": plan.sample_rate * plan.steps,
-            "noise_multiplier": plan.noise_multiplier,
-            "epsilon_prv": plan.epsilon(),
-            "epsilon_rdp": plan.epsilon_rdp(),
+            "expected_batch": batch,
+            "steps": spec.steps,
+            "epochs": spec.sample_rate * spec.steps,
+            "noise_multiplier": main.noise_multiplier,
+            "epsilon_prv": self.budget.spent,
+            "epsilon_rdp": self.budget.spent_rdp,
         }
-        if plan.group_size > 1:
-            row["epsilon_group"] = plan.epsilon_group()
-        step = plan.signal_to_noise(self.parameters)
+        if self.budget.group_size > 1:
+            row["epsilon_group"] = self.budget.spent_group
+        step = main.signal_to_noise(self.parameters)
+        draws = spec.multiplicity if isinstance(spec, DpSgdSpec) else 1
         return row | {
             "signal_to_noise": step,
-            "signal_to_noise_all": step * math.sqrt(plan.steps),
-            "gradient_computations": plan.gradient_computations(),
+            "signal_to_noise_all": step * math.sqrt(spec.steps),
+            "gradient_computations": batch * spec.steps * draws,
         }
 
 
-def choices(
-    settings: PrivateSettings, size: int, batches: Sequence[int], steps: Sequence[int]
-) -> list[tuple[int, int]]:
+def choices(settings: DpSgdSettings, size: int, batches: Sequence[int], steps: Sequence[int]) -> list[tuple[int, int]]:
     """Expected batches and numbers of steps to compare.
 
     Args:
@@ -82,51 +81,28 @@ def choices(
 
 
 def propose(
-    settings: PrivateSettings,
-    size: int,
+    specs: Specs,
     delta: float,
     epsilons: Sequence[float],
     pairs: Sequence[tuple[int, int]],
-    parameters: int,
     *,
-    probed: bool,
+    parameters: int,
+    group_size: int = 1,
 ) -> Iterator[Proposal]:
-    """The denoiser's plan with the least noise for each epsilon and (expected_batch, steps); each takes a second.
+    """The budget with the least noise for each epsilon and (expected_batch, steps); each takes a second.
+
+    Args:
+        specs: what would be released.
+        delta: in (0, 1).
+        epsilons: to compare.
+        pairs: expected batches and steps to compare.
+        parameters: number of trained parameters.
+        group_size: images of one person, for whom epsilon is told too.
 
     Raises:
         InputError: an argument out of range.
     """
     for epsilon in epsilons:
         for batch, steps in pairs:
-            chosen = settings.model_copy(update={"expected_batch": batch, "steps": steps})
-            budget = allot(chosen, size, epsilon, delta, probed=probed)
-            yield Proposal(epsilon, budget.denoiser, parameters)
-
-
-def count_trained(settings: Settings, classes: int) -> int:
-    """Number of parameters that `train-private` would train with these settings."""
-    with torch.device("meta"):
-        denoiser = Denoiser.build(settings, classes)
-    select_trainable(denoiser, settings.private.trainable)
-    return sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
-
-
-def table(rows: Sequence[dict[str, Any]], group_size: int) -> str:
-    """Rows of `Proposal.row` as aligned text."""
-    columns: list[tuple[str, str, str]] = [
-        ("epsilon_wanted", "epsilon", "g"),
-        ("expected_batch", "batch", ",d"),
-        ("steps", "steps", ",d"),
-        ("epochs", "epochs", ".1f"),
-        ("noise_multiplier", "noise_multiplier", ".4g"),
-        ("epsilon_prv", "by PRV", ".3f"),
-        ("epsilon_rdp", "by RDP", ".3f"),
-        ("epsilon_group", f"of {group_size} images", ".3g"),
-        ("signal_to_noise", "signal/noise", ".3g"),
-        ("signal_to_noise_all", "x sqrt(steps)", ".3g"),
-        ("gradient_computations", "gradients", ",d"),
-    ]
-    shown = [column for column in columns if column[0] in rows[0]]
-    cells = [[title for _, title, _ in shown], *([format(row[name], f) for name, _, f in shown] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(shown))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
+            budget = calibrate(specs(batch, steps), epsilon=epsilon, delta=delta, group_size=group_size)
+            yield Proposal(epsilon, budget, parameters)

@@ -125,7 +125,8 @@ class Ranks:
             InputError: it is not; the message says `what` it is.
         """
         if self.count > 1 and len(set(self.all_gather(hashlib.sha256(value).hexdigest()))) > 1:
-            error = InputError(f"{what}: not the same on all ranks; give all of them the same files and arguments")
+            problem = f"{what}: not the same on all ranks; give all of them the same files and arguments"
+            error = InputError("", problem)
             error.reported = not self.first
             raise error
 

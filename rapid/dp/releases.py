@@ -1,15 +1,162 @@
-"""The frozen plan from which sampler, clipping, noise and accounting are built, so that they cannot disagree."""
+"""What is released about the private images: a name and a `dp_accounting` event for each release.
+
+A spec has the public numbers of a release but its noise; `rapid.dp.budget.calibrate` adds the noise and makes it a
+`Release`. Everything else (budget, ledger, resume, statement, card) iterates over releases and knows none by name.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Self
+from typing import Annotated, Literal, Self
 
+from dp_accounting import DpEvent
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rapid.dp.accounting import Release, group_epsilon, prv_epsilon, rdp_epsilon, solve_noise_multiplier
+from rapid.dp.events import dp_sgd_event, gaussian_event
 from rapid.errors import InputError
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
+
+
+class _Spec(BaseModel):
+    """Public numbers of one release without its noise.
+
+    Adjacency: adding or removing one image. The number of images N itself counts as public: it fixes the sample rate,
+    which stays when an image is taken away. So the guarantee compares the set with the same set in which one image
+    contributes nothing.
+
+    Attributes:
+        name: unique in a budget; its checkpoint and its line in the statement have this name.
+        title: what is released, in the words of the statement.
+        share: of epsilon that the release alone would spend; None: what the other releases leave. Releases compose
+            like squares rather than sums, so small shares cost the others little.
+        least_noise_multiplier: noise that is added even if epsilon would allow less.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Name
+    title: str = ""
+    share: float | None = Field(None, gt=0, lt=1)
+    least_noise_multiplier: float = Field(0.0, ge=0)
+
+
+class DpSgdSpec(_Spec):
+    """DP-SGD: noisy sums of clipped gradients of Poisson-sampled batches.
+
+    Attributes:
+        dataset_size: N.
+        expected_batch: B; the batch of a step has B examples on average.
+        steps: number of steps.
+        clip_norm: C, largest l2 norm of an example's gradient.
+        multiplicity: K draws of an example are averaged before clipping; no cost in privacy.
+    """
+
+    kind: Literal["dp-sgd"] = "dp-sgd"
+    dataset_size: int = Field(ge=1)
+    expected_batch: int = Field(ge=1)
+    steps: int = Field(ge=1)
+    clip_norm: float = Field(gt=0)
+    multiplicity: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def _batch_fits(self) -> Self:
+        if self.expected_batch > self.dataset_size:
+            raise ValueError("expected_batch must be at most dataset_size")
+        return self
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest l2 change of a sum by one image."""
+        return self.clip_norm
+
+    @property
+    def sample_rate(self) -> float:
+        """Probability with which each image is in a batch."""
+        return self.expected_batch / self.dataset_size
+
+    @property
+    def gradient_computations(self) -> int:
+        """Expected number of per-example gradients in all."""
+        return self.expected_batch * self.steps * self.multiplicity
+
+    def event(self, noise_multiplier: float, steps: int | None = None) -> DpEvent:
+        """What `steps` steps (default: all) reveal."""
+        return dp_sgd_event(noise_multiplier, self.sample_rate, self.steps if steps is None else steps)
+
+
+class QuerySpec(_Spec):
+    """One Gaussian release over all images: a count, a mean or a histogram.
+
+    Attributes:
+        sensitivity: largest l2 change of the sum by one image: 1 for counts and histograms, the bound of a mean.
+        dataset_size: N.
+    """
+
+    kind: Literal["count", "mean", "histogram"]
+    sensitivity: float = Field(1.0, gt=0)
+    dataset_size: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _unit_sensitivity(self) -> Self:
+        if self.kind != "mean" and self.sensitivity != 1:
+            raise ValueError(f"sensitivity of a {self.kind} is 1")
+        return self
+
+    @property
+    def steps(self) -> int:
+        """A query is one step."""
+        return 1
+
+    @property
+    def sample_rate(self) -> float:
+        """All images take part."""
+        return 1.0
+
+    def event(self, noise_multiplier: float, steps: int | None = None) -> DpEvent:
+        """What the query reveals; `steps` 0: nothing yet."""
+        return dp_sgd_event(noise_multiplier, 1.0, 0) if steps == 0 else gaussian_event(noise_multiplier)
+
+
+Spec = Annotated[DpSgdSpec | QuerySpec, Field(discriminator="kind")]
+
+
+class Release(BaseModel):
+    """A spec and its noise.
+
+    Attributes:
+        spec: the public numbers.
+        noise_multiplier: sigma; the noise has standard deviation sigma * sensitivity.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    spec: Spec
+    noise_multiplier: float = Field(ge=0)
+
+    @property
+    def name(self) -> str:
+        """That of the spec."""
+        return self.spec.name
+
+    @property
+    def noise_stddev(self) -> float:
+        """Standard deviation of the noise that is added to a sum."""
+        return self.noise_multiplier * self.spec.sensitivity
+
+    def event(self, steps: int | None = None) -> DpEvent:
+        """What `steps` steps (default: all) reveal, for any accountant."""
+        return self.spec.event(self.noise_multiplier, steps)
+
+    def signal_to_noise(self, parameters: int) -> float:
+        """Of one step: the norm of the sum if all clipped gradients of an expected batch agree, over that of the noise.
+
+        An upper bound, reached where the gradients are clipped and point the same way. Averages over n steps have
+        sqrt(n) times this.
+        """
+        noise = self.noise_multiplier * math.sqrt(parameters)
+        examples = self.spec.sample_rate * self.spec.dataset_size
+        return examples / noise if noise else math.inf
 
 
 def default_delta(dataset_size: int) -> float:
@@ -21,123 +168,9 @@ def check_budget(epsilon: float, delta: float, dataset_size: int) -> None:
     """Refuse what is no budget.
 
     Raises:
-        InputError: an argument out of range; the message names the command-line argument.
+        InputError: epsilon or delta out of range.
     """
     if not epsilon > 0 or math.isinf(epsilon):
-        raise InputError(f"--epsilon {epsilon}: must be a positive number, such as 1 or 10")
+        raise InputError("epsilon", "must be a positive number, such as 1 or 10", epsilon)
     if not 0 < delta < 1:
-        raise InputError(f"--delta {delta}: must lie in (0, 1), and well under 1/N = {1 / dataset_size:.1e}")
-
-
-class Plan(BaseModel):
-    """Public numbers that fix what a private training releases.
-
-    Adjacency: adding or removing one image. The number of images itself counts as public: it fixes the sample rate,
-    which stays what it is when an image is taken away. So the guarantee compares the set with the same set in which one
-    image contributes nothing.
-
-    Attributes:
-        dataset_size: N.
-        expected_batch: B; the batch of a step has B examples on average.
-        steps: number of steps.
-        clip_norm: C, largest l2 norm of an example's gradient.
-        noise_multiplier: sigma; the noise of a step has standard deviation sigma * C.
-        delta: of (epsilon, delta).
-        multiplicity: K draws of an example are averaged before clipping; no cost in privacy.
-        group_size: images of one person, for which epsilon is told too.
-        others: what else is made known of the same images; epsilon is that of all together.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    dataset_size: int = Field(ge=1)
-    expected_batch: int = Field(ge=1)
-    steps: int = Field(ge=1)
-    clip_norm: float = Field(gt=0)
-    noise_multiplier: float = Field(ge=0)
-    delta: float = Field(gt=0, lt=1)
-    multiplicity: int = Field(1, ge=1)
-    group_size: int = Field(1, ge=1)
-    others: tuple[Release, ...] = ()
-
-    @model_validator(mode="after")
-    def _batch_fits(self) -> Self:
-        if self.expected_batch > self.dataset_size:
-            raise ValueError("expected_batch must be at most dataset_size")
-        if self.group_size > self.dataset_size:
-            raise ValueError("group_size must be at most dataset_size")
-        return self
-
-    @classmethod
-    def solve(
-        cls,
-        *,
-        epsilon: float,
-        delta: float,
-        dataset_size: int,
-        expected_batch: int,
-        steps: int,
-        clip_norm: float,
-        multiplicity: int = 1,
-        group_size: int = 1,
-        others: Sequence[Release] = (),
-    ) -> Self:
-        """The plan with the least noise that, with `others`, spends at most `epsilon` at `delta`, for one image.
-
-        Raises:
-            InputError: an argument out of range; the message names the command-line argument.
-        """
-        check_budget(epsilon, delta, dataset_size)
-        if expected_batch > dataset_size:
-            raise InputError(
-                f"--set private.expected_batch={expected_batch}: is larger than the private set; "
-                f"use at most its {dataset_size} images"
-            )
-        if group_size > dataset_size:
-            raise InputError(f"--set private.group_size={group_size}: is larger than the private set ({dataset_size})")
-        noise = solve_noise_multiplier(epsilon, delta, expected_batch / dataset_size, steps, others)
-        return cls(
-            dataset_size=dataset_size,
-            expected_batch=expected_batch,
-            steps=steps,
-            clip_norm=clip_norm,
-            noise_multiplier=noise,
-            delta=delta,
-            multiplicity=multiplicity,
-            group_size=group_size,
-            others=tuple(others),
-        )
-
-    @property
-    def sample_rate(self) -> float:
-        """Probability with which each image is in a batch."""
-        return self.expected_batch / self.dataset_size
-
-    def releases(self, steps: int | None = None) -> list[Release]:
-        """What is made known of the private images by `steps` steps (default: all), and by the others."""
-        return [Release(self.noise_multiplier, self.sample_rate, self.steps if steps is None else steps), *self.others]
-
-    def epsilon(self, steps: int | None = None) -> float:
-        """Epsilon spent after `steps` steps (default: all), by PRV."""
-        return prv_epsilon(self.releases(steps), self.delta)
-
-    def epsilon_rdp(self) -> float:
-        """Epsilon of all steps by RDP, for comparison."""
-        return rdp_epsilon(self.releases(), self.delta)
-
-    def epsilon_group(self) -> float:
-        """Epsilon of all steps for adding or removing the `group_size` images of one person."""
-        return group_epsilon(self.releases(), self.delta, self.group_size)
-
-    def gradient_computations(self) -> int:
-        """Expected number of per-example gradients in all."""
-        return self.expected_batch * self.steps * self.multiplicity
-
-    def signal_to_noise(self, parameters: int) -> float:
-        """Of one step: the norm of the expected batch's sum if all its clipped gradients agree, over that of the noise.
-
-        An upper bound, reached where the gradients are clipped and point the same way. Averages over n steps have
-        sqrt(n) times this.
-        """
-        noise = self.noise_multiplier * math.sqrt(parameters)
-        return self.expected_batch / noise if noise else math.inf
+        raise InputError("delta", f"must lie in (0, 1), and well under 1/N = {1 / dataset_size:.1e}", delta)

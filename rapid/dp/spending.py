@@ -1,17 +1,19 @@
-"""What a private data set has cost, and whether it may cost more: the rules by which lines of the ledger are read.
+"""What a private data set has cost, and whether it may cost more: the rules for reading the lines of a ledger.
 
-The releases of all runs on a data set are composed numerically: by the accountant of the single run, not by adding up
-epsilons. A run is charged in full before its first step. One that is stopped in order is charged for the steps that
-it took, until it is resumed; one that crashes stays charged in full.
+The releases of all runs on a data set are composed numerically, by the accountant of the single run; their epsilons are
+not added up. A run is charged in full before its first step. A run that stops in an orderly way is charged for the
+steps that it took until it is resumed; a run that crashes stays charged in full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rapid.dp.accounting import Release, prv_epsilon
-from rapid.dp.ledger import Entry, Ledger, Limit
+from dp_accounting import NoOpDpEvent
+
+from rapid.dp.accounting import prv_epsilon
+from rapid.dp.ledger import Entry, Ledger, Limit, Spent
 from rapid.errors import PrivacyRefused
 
 TOLERANCE = 1e-6
@@ -41,8 +43,7 @@ def balance(entries: Sequence[Entry], dataset: str) -> Balance:
     """What a data set has cost by the lines of a ledger."""
     limit, runs = _limit(entries, dataset), _runs(entries, dataset)
     delta = limit.delta if limit else min((e.delta for e in entries if e.dataset == dataset), default=1.0)
-    releases = [release for entry in runs.values() for release in entry.releases]
-    return Balance(dataset, limit, list(runs.values()), delta, prv_epsilon(releases, delta))
+    return Balance(dataset, limit, list(runs.values()), delta, _epsilon(_all(runs.values()), delta))
 
 
 def balances(entries: Sequence[Entry]) -> list[Balance]:
@@ -66,7 +67,7 @@ class Charge:
     run: str
     asked: Limit
 
-    def reserve(self, releases: Sequence[Release]) -> None:
+    def reserve(self, releases: Sequence[Spent]) -> None:
         """Charge the run with all that it may make known, before its first step.
 
         Raises:
@@ -79,16 +80,16 @@ class Charge:
             if self.run in runs and runs[self.run].releases == wanted:
                 return
             limit = _limit(transaction.entries, self.dataset)
-            others = [release for run, entry in runs.items() if run != self.run for release in entry.releases]
+            others = _all(entry for run, entry in runs.items() if run != self.run)
             if limit is not None:
-                together = prv_epsilon([*others, *wanted], limit.delta)
+                together = _epsilon([*others, *wanted], limit.delta)
                 if together > limit.epsilon * (1 + TOLERANCE):
-                    raise PrivacyRefused(_refusal(limit, prv_epsilon(others, limit.delta), together))
+                    raise PrivacyRefused(_refusal(limit, _epsilon(others, limit.delta), together))
             transaction.add("reserve", self.dataset, self.run, self.asked, list(wanted))
 
-    def settle(self, releases: Sequence[Release]) -> None:
+    def settle(self, releases: Sequence[Spent]) -> None:
         """Charge the run with what it has made known; it may be resumed, and is then reserved anew."""
-        taken = tuple(release for release in releases if release.steps > 0)
+        taken = tuple(release for release in releases if not isinstance(release.dp_event, NoOpDpEvent))
         with self.ledger.transaction() as transaction:
             own = [e for e in transaction.entries if e.dataset == self.dataset and e.run == self.run]
             if own and own[-1].kind == "settle" and own[-1].releases == taken:
@@ -112,6 +113,14 @@ def _runs(entries: Sequence[Entry], dataset: str) -> dict[str, Entry]:
     """The last line of each run that made something known, or may."""
     runs = {e.run: e for e in entries if e.kind != "limit" and e.dataset == dataset}
     return {run: entry for run, entry in runs.items() if entry.releases}
+
+
+def _all(entries: Iterable[Entry]) -> list[Spent]:
+    return [release for entry in entries for release in entry.releases]
+
+
+def _epsilon(releases: Iterable[Spent], delta: float) -> float:
+    return prv_epsilon([release.dp_event for release in releases], delta)
 
 
 def _refusal(limit: Limit, spent: float, together: float) -> str:

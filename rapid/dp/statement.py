@@ -1,4 +1,4 @@
-"""The privacy statement: `privacy.json`, and the same in words."""
+"""The privacy statement: what `privacy.json` of a private bundle says."""
 
 from __future__ import annotations
 
@@ -8,78 +8,86 @@ from importlib import metadata
 from typing import Any
 
 import rapid
-from rapid.config.sections import PrivateSettings
-from rapid.data.thumbnails import LIKENESS, SIDE
 from rapid.dp.accounting import accountant_name, group_accountant_name
 from rapid.dp.budget import Budget
-from rapid.dp.overlap import REFUSED, smallest_found
+from rapid.dp.events import compose, event_to_json
 from rapid.dp.randomness import NOISE_SOURCES, Randomness
+from rapid.dp.releases import DpSgdSpec, Release
 
 PACKAGES = ("torch", "opacus", "diffusers", "faiss-cpu", "faiss-gpu-cu12", "numpy", "cryptography", "dp-accounting")
 
-OPTIMIZERS = {"adam": "Adam", "momentum": "gradient descent with momentum"}
 
-
-def privacy_statement(budget: Budget, settings: PrivateSettings) -> dict[str, Any]:
-    """Content of `privacy.json` of a finished training.
+def privacy_statement(budget: Budget, *, method: str, noise_source: str, unit: str = "one image") -> dict[str, Any]:
+    """Content of `privacy.json` of a finished private stage.
 
     Args:
         budget: what was spent.
-        settings: optimizer and noise source.
+        method: name of the method.
+        noise_source: of trainings, a key of `NOISE_SOURCES`; the noise of queries is always from the stream cipher.
+        unit: what one unit of the guarantee is.
     """
-    plan = budget.denoiser
-    statement = {
-        "epsilon": _round_up(plan.epsilon()),
-        "delta": plan.delta,
+    main = budget.main
+    statement: dict[str, Any] = {
+        "epsilon": _round_up(budget.spent),
+        "delta": budget.delta,
         "accountant": accountant_name(),
-        "epsilon_rdp": _round_up(plan.epsilon_rdp()),
-        "adjacency": "add or remove one image",
-        "unit": "one image",
-        "mechanism": f"DP-SGD: Poisson-sampled, per-example clipped, Gaussian noise, {OPTIMIZERS[settings.optimizer]}",
-        "noise_multiplier": plan.noise_multiplier,
-        "sample_rate": plan.sample_rate,
-        "expected_batch": plan.expected_batch,
-        "steps": plan.steps,
-        "clip_norm": plan.clip_norm,
-        "multiplicity": plan.multiplicity,
-        "dataset_size": plan.dataset_size,
-        "noise_source": NOISE_SOURCES[settings.noise_source],
-        "overlap_check": _overlap_check(budget),
+        "epsilon_rdp": _round_up(budget.spent_rdp),
+        "epsilon_pld": _round_up(budget.spent_pld),
+        "adjacency": f"add or remove {unit}",
+        "unit": unit,
+        "method": method,
+        **_numbers(main),
+        "dataset_size": budget.dataset_size,
+        "noise_source": _noise_source(main, noise_source),
+        "releases": [_release(release, noise_source) for release in budget.releases],
+        "event": event_to_json(compose(budget.events())),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "packages": {"rapid": rapid.__version__, **_versions()},
     }
-    if budget.probe is not None:
-        statement["probe"] = {
-            "mechanism": "DP gradient descent on all images, per-example clipped, Gaussian noise, momentum",
-            "noise_multiplier": budget.probe.noise_multiplier,
-            "sample_rate": budget.probe.sample_rate,
-            "steps": budget.probe.steps,
-            "clip_norm": budget.probe.clip_norm,
-        }
-    if plan.group_size > 1:
+    if budget.group_size > 1:
         statement["group"] = {
-            "unit": f"{plan.group_size} images of one person",
-            "size": plan.group_size,
-            "epsilon": _round_up(plan.epsilon_group()),
-            "delta": plan.delta,
+            "unit": f"{budget.group_size} images of one person",
+            "size": budget.group_size,
+            "epsilon": _round_up(budget.spent_group),
+            "delta": budget.delta,
             "accountant": group_accountant_name(),
         }
     return statement
 
 
-def _overlap_check(budget: Budget) -> dict[str, Any] | str:
-    if budget.overlap is None:
-        return "not made"
+def _release(release: Release, noise_source: str) -> dict[str, Any]:
+    """One release in the list of all."""
     return {
-        "mechanism": "number of private images with a near-duplicate among all public ones, Gaussian noise, once",
-        "near_duplicate": f"correlation of {SIDE}x{SIDE} grey thumbnails of {LIKENESS} or more",
-        "noise_multiplier": budget.overlap.noise_multiplier,
-        "sample_rate": budget.overlap.sample_rate,
-        "steps": budget.overlap.steps,
-        "noise_source": NOISE_SOURCES[Randomness.source],
-        "refused_above": REFUSED * budget.overlap.noise_multiplier,
-        "almost_surely_refused_from": smallest_found(budget.overlap),
+        "name": release.name,
+        "title": release.spec.title,
+        **_numbers(release),
+        "noise_source": _noise_source(release, noise_source),
+        "event": event_to_json(release.event()),
     }
+
+
+def _numbers(release: Release) -> dict[str, Any]:
+    spec = release.spec
+    if isinstance(spec, DpSgdSpec):
+        mechanism = "DP-SGD: Poisson-sampled, per-example clipped, Gaussian noise"
+        own: dict[str, Any] = {
+            "expected_batch": spec.expected_batch,
+            "clip_norm": spec.clip_norm,
+            "multiplicity": spec.multiplicity,
+        }
+    else:
+        mechanism, own = f"{spec.kind} with Gaussian noise, once", {"clip_norm": spec.sensitivity}
+    common = {
+        "mechanism": mechanism,
+        "noise_multiplier": release.noise_multiplier,
+        "sample_rate": spec.sample_rate,
+        "steps": spec.steps,
+    }
+    return common | own
+
+
+def _noise_source(release: Release, chosen: str) -> str:
+    return NOISE_SOURCES[chosen if isinstance(release.spec, DpSgdSpec) else Randomness.source]
 
 
 def _round_up(epsilon: float) -> float:

@@ -1,7 +1,7 @@
-"""What synthetic images are good for. Works on images on disk, whoever made them.
+"""Evaluation of synthetic images of any method: utility, fidelity, diversity, and the search for copies.
 
-The report is a function of the real images that it is given: it is for open data or a public test set, and is not
-covered by the guarantee of a private bundle.
+The report is computed from the real images without noise. It is meant for open data or a public test set, and the
+guarantee of a private bundle does not cover it.
 """
 
 from rapid.evaluate.report import Report, Request, check_target, evaluate, write_report

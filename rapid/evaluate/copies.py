@@ -1,4 +1,4 @@
-"""Whether synthetic images are copies: the nearest public, knowledge-base and real image of each."""
+"""The search for copies: the nearest public, knowledge base and real image of each synthetic one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rapid.bundle.format import Bundle
-from rapid.data import ImageSet, to_uint8
-from rapid.diffusion import Schedule
+from rapid.data import ImageSet
 from rapid.evaluate.neighbours import Nearest, nearest_images
 from rapid.pictures import Pixels, table
 from rapid.progress import Progress
+from rapid.sampling.generator import Generator
 
 PAIRS = 12
 QUANTILES = {"nearest": 0.0, "p1": 0.01, "p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "farthest": 1.0}
@@ -24,12 +23,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Closest:
-    """Close pairs of synthetic images and images of one reference set: of each class and of all; closest first.
+    """The closest pairs of a synthetic image and its nearest image of a reference set, closest first.
 
     Attributes:
         reference: name of the reference set.
         synthetic: uint8 (n, H, W) or (n, H, W, 3), n <= PAIRS.
-        references: the partner of each, of the same form.
+        references: the nearest reference image of each, of the same shape.
         distances: float64 (n,).
     """
 
@@ -48,72 +47,63 @@ def compare_with(
     *,
     reference_is_real: bool = False,
 ) -> tuple[Json, Closest]:
-    """The distance of every synthetic image to the nearest reference, beside that of every real test image.
+    """Compare the distances of synthetic images to their nearest reference image with those of real test images.
 
-    The real test images are the yardstick: they were not made from the reference. Where copies are made, synthetic
-    images lie nearer to the reference than real ones do.
+    The real test images are the baseline: they were not generated from the reference. If the model copies, synthetic
+    images are closer to the reference than real ones.
 
     Args:
         name: of the reference set.
-        synthetic: to be evaluated.
-        reference: uint8, M images of the same form.
-        real: uint8, the real test images, of the same form.
+        synthetic: the images to evaluate.
+        reference: uint8, M images of the same shape.
+        real: uint8, the real test images, of the same shape.
         device: where to search.
-        reference_is_real: `reference` is `real`, and no real image is its own neighbour.
+        reference_is_real: `reference` is `real`, so a real image must not be its own neighbour.
 
     Returns:
         JSON-ready quantiles, and the closest pairs. `nearer_than_real` is the share of synthetic images that are nearer
-        than the nearest 1 % of the real ones: about 0.01 if synthetic images are like real ones. Pairs are told by
-        their numbers in the two sets; public sets count as one, in the order given.
+        to the reference than the nearest 1 % of the real ones: about 0.01 without copies. A pair is given by the
+        indices of its images; several public sets are counted through in the order given.
     """
     with Progress(f"copies: {name}", len(synthetic) + len(real), "image") as progress:
-        made = nearest_images(synthetic.images, reference, device, progress.advance)
-        yardstick = nearest_images(real, reference, device, progress.advance, same=reference_is_real)
-    order = _closest(made.distances, synthetic.labels)
-    partners = made.indices[order]
+        found = nearest_images(synthetic.images, reference, device, progress.advance)
+        baseline = nearest_images(real, reference, device, progress.advance, same=reference_is_real)
+    order = _closest(found.distances, synthetic.labels)
+    partners = found.indices[order]
     report = {
         "reference": name,
         "images": len(reference),
-        "synthetic": _quantiles(made),
-        "real": _quantiles(yardstick),
-        "identical": int((made.distances == 0).sum()),
-        "nearer_than_real": float((made.distances < np.quantile(yardstick.distances, 0.01)).mean()),
+        "synthetic": _quantiles(found),
+        "real": _quantiles(baseline),
+        "identical": int((found.distances == 0).sum()),
+        "nearer_than_real": float((found.distances < np.quantile(baseline.distances, 0.01)).mean()),
         "closest": [
-            {"synthetic": int(index), "reference": int(partner), "distance": float(made.distances[index])}
+            {"synthetic": int(index), "reference": int(partner), "distance": float(found.distances[index])}
             for index, partner in zip(order, partners, strict=True)
         ],
     }
-    return report, Closest(name, synthetic.images[order], reference[partners], made.distances[order])
+    return report, Closest(name, synthetic.images[order], reference[partners], found.distances[order])
 
 
-@torch.no_grad()
-def decode_knowledge_base(bundle: Bundle, device: torch.device) -> ImageSet:
-    """The images that the entries of a bundle's knowledge base stand for, unlabelled.
+def decode_records(generator: Generator) -> NDArray[np.uint8]:
+    """The images of all knowledge base records of a model, uint8 (N, H, W) or (N, H, W, 3); N is 0 without one.
 
-    Each value of step v is denoised in one step by the public denoiser, unconditionally, and decoded: what sampling
-    would get from the entry without private training.
+    The records are public, and sampling starts from them; what it adds comes from the private images.
 
     Raises:
         InputError: the knowledge base is damaged.
     """
-    autoencoder, denoiser = bundle.autoencoder().to(device), bundle.public_denoiser().to(device)
-    knowledge_base, settings = bundle.knowledge_base(), bundle.settings
-    schedule = Schedule.build(settings.schedule).to(device)
-    size = settings.generation.batch_size
-    parts = []
-    with Progress("decoding entries", len(knowledge_base), "entry") as progress:
-        for start in range(0, len(knowledge_base), size):
-            indices = np.arange(start, min(start + size, len(knowledge_base)))
-            values = torch.from_numpy(knowledge_base.values(indices)).to(device)
-            t = torch.full((len(values),), settings.retrieval.v, device=device)
-            noise = denoiser(values, t, denoiser.null_labels(len(values)))
-            parts.append(to_uint8(autoencoder.decode(schedule.denoise(values, noise, t))))
-            progress.advance(len(values))
-    return ImageSet(np.concatenate(parts), None, (), str(bundle.path))
+    parts = [np.empty((0, *generator.image_shape), np.uint8)]
+    with Progress("decoding records", generator.records, "record") as progress:
+        for start in range(0, generator.records, generator.batch_size):
+            records = np.arange(start, min(start + generator.batch_size, generator.records))
+            parts.append(generator.record_images(records))
+            progress.advance(len(records))
+    return np.concatenate(parts)
 
 
 def closest_picture(closest: list[Closest]) -> Pixels:
-    """Two rows for each reference set, synthetic images above their partners, one pair a column; RGB."""
+    """Two rows for each reference set, synthetic images above their nearest reference images; uint8 RGB."""
     rows = []
     for pairs in closest:
         rows += [("synthetic", pairs.synthetic), (f"nearest: {pairs.reference}", pairs.references)]
@@ -121,13 +111,16 @@ def closest_picture(closest: list[Closest]) -> Pixels:
 
 
 def _closest(distances: NDArray[np.float64], labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """The closest of each class, filled up with the closest of all: simple classes are close to anything."""
+    """Indices of the closest image of each class and then of the closest images of all, at most PAIRS, closest first.
+
+    Images of simple classes are close to anything; without this rule they would be the only ones shown.
+    """
     order = np.argsort(distances, kind="stable")
-    chosen = order[:PAIRS]
-    if labels is not None:
-        firsts = np.sort(np.unique(labels[order], return_index=True)[1])[:PAIRS]
-        others = np.delete(np.arange(len(order)), firsts)[: PAIRS - len(firsts)]
-        chosen = order[np.sort(np.concatenate([firsts, others]))]
+    if labels is None:
+        return order[:PAIRS]
+    firsts = np.sort(np.unique(labels[order], return_index=True)[1])[:PAIRS]
+    others = np.delete(np.arange(len(order)), firsts)[: PAIRS - len(firsts)]
+    chosen: NDArray[np.int64] = order[np.sort(np.concatenate([firsts, others]))]
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""The feature space of the fidelity measures, which needs no download: a small network trained on the spot."""
+"""The feature space of the fidelity measures: a small network trained on the given images, without any download."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ EPOCHS = 5
 
 @dataclass(frozen=True)
 class FeatureSpace:
-    """A network and what its features are called in the report.
+    """A network and the description of its features.
 
     Attributes:
         network: trained, in evaluation mode.
-        words: which layer of which network, and what it was trained on.
-        device: where it is.
+        words: description for the report: the layer, the network and its training images.
+        device: where the network is.
     """
 
     network: Classifier
@@ -39,11 +39,13 @@ class FeatureSpace:
 def train_feature_space(
     public: Sequence[ImageSet], real: ImageSet, device: torch.device, epochs: int = EPOCHS
 ) -> FeatureSpace:
-    """The penultimate layer of a small CNN, trained on the labelled public sets, or on the real images without these.
+    """Train a small CNN on the labelled public sets; its penultimate layer is the feature space.
+
+    Without labelled public sets it is trained on the real test images.
 
     Args:
-        public: public sets; those without labels cannot help.
-        real: real test images; need labels if no public set has them.
+        public: public sets; unlabelled ones are ignored.
+        real: real test images; they need labels if no public set has any.
         device: where to train.
         epochs: passes over the images.
 
@@ -51,13 +53,13 @@ def train_feature_space(
         InputError: no set has labels, or too few images.
     """
     labelled = [images for images in public if images.labels is not None]
-    images = join(labelled, "--public") if labelled else real
+    images = join(labelled, "public") if labelled else real
     trained = train_classifier("small", images, device, "feature network", epochs)
     names = ", ".join(Path(s.source).name for s in labelled) if labelled else Path(real.source).name
     kind = "public images" if labelled else "real test images themselves"
     words = (
         f"the penultimate layer (128 numbers) of a small CNN trained for {epochs} epochs on the {kind} ({names}, "
-        f"{len(images):,} images, {len(images.classes)} classes). Comparable only between reports with this same "
-        "network; not FID."
+        f"{len(images):,} images, {len(images.classes)} classes). Comparable only between reports that use the "
+        "same network; not FID."
     )
     return FeatureSpace(trained.network, words, device)

@@ -1,7 +1,7 @@
-"""How near one set of feature vectors is to another: Frechet distance, precision, recall, density, coverage.
+"""Distances between two sets of feature vectors: Frechet distance, precision, recall, density and coverage.
 
-Everything works on features, float64 (N, d), whatever made them. Distances between the sets are computed in blocks of
-`BLOCK` numbers and never kept: 60,000 against 60,000 needs a few hundred megabytes.
+Features are float64 (N, d), from any network. Pairwise distances are computed in blocks and not kept, so that 60,000
+against 60,000 vectors needs a few hundred megabytes. The package prdc, with which the tests compare, needs 29 GB.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ Features = NDArray[np.float64]
 
 
 class Neighbourhoods(NamedTuple):
-    """What the balls around the vectors of a set, each as far as its k-th neighbour of the set, say of another set."""
+    """Measures from balls around the vectors of each set; a ball's radius is the distance to the k-th neighbour."""
 
     precision: float
-    """Share of synthetic vectors inside the ball of at least one real vector (Kynkaanniemi et al. 2019)."""
+    """Share of synthetic vectors in the ball of at least one real vector (Kynkaanniemi et al. 2019)."""
     recall: float
-    """Share of real vectors inside the ball of at least one synthetic vector (the same)."""
+    """Share of real vectors in the ball of at least one synthetic vector (Kynkaanniemi et al. 2019)."""
     density: float
-    """Real balls that a synthetic vector lies in, on average, over k (Naeem et al. 2020); may exceed 1."""
+    """Mean number of real balls that contain a synthetic vector, divided by k (Naeem et al. 2020); may exceed 1."""
     coverage: float
-    """Share of real balls with at least one synthetic vector inside (the same)."""
+    """Share of real balls that contain at least one synthetic vector (Naeem et al. 2020)."""
 
 
 def frechet_distance(first: Features, second: Features) -> float:
-    """Squared Frechet distance of the Gaussians with the sets' means and covariances (Dowson and Landau 1982).
+    """Squared Frechet distance between Gaussians with the means and covariances of the sets (Dowson and Landau 1982).
 
-    |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)), never negative. With C1 = A'A and C2 = B'B the trace of the root is the
-    sum of the singular values of AB', which exist for singular covariances too.
+    It is |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)). With C1 = A'A and C2 = B'B, the trace of the square root is the
+    sum of the singular values of AB', which is stable for singular covariances, unlike a matrix square root.
 
     Args:
         first: float64 (N, d), N >= 2.
         second: float64 (M, d), M >= 2.
 
     Raises:
-        InputError: a set of fewer than two vectors.
+        InputError: a set has fewer than two vectors.
     """
     if min(len(first), len(second)) < 2:
-        raise InputError("the Frechet distance needs at least 2 images in each set; give more")
+        raise InputError("", "the Frechet distance needs at least 2 images in each set; give more")
     a, b = _covariance_root(first), _covariance_root(second)
     offset = first.mean(0) - second.mean(0)
     overlap = np.linalg.svd(a @ b.T, compute_uv=False).sum()
@@ -74,14 +74,14 @@ def neighbourhoods(
     device: torch.device | str = "cpu",
     advance: Callable[[int], None] | None = None,
 ) -> Neighbourhoods:
-    """Precision, recall, density and coverage; a vector on the border of a ball is outside, as in the package prdc.
+    """Compute precision, recall, density and coverage. A vector on the border of a ball is outside, as in prdc.
 
     Args:
         real: float64 (N, d).
         synthetic: float64 (M, d).
-        k: which neighbour bounds a ball, 1 <= k < min(N, M).
+        k: the neighbour that determines the radius, 1 <= k < min(N, M).
         device: where to compute.
-        advance: called with the number of rows done, 2 N + M in all.
+        advance: called with the number of rows just done, 2 N + M in total.
 
     Edge cases:
 
@@ -92,10 +92,8 @@ def neighbourhoods(
         InputError: k is not smaller than the sets.
     """
     if not 1 <= k < min(len(real), len(synthetic)):
-        raise InputError(
-            f"{len(real)} real and {len(synthetic)} synthetic images: precision, recall, density and coverage with "
-            f"k = {k} need at least {k + 1} in each set; give more"
-        )
+        problem = f"precision, recall, density and coverage with k = {k} need at least {k + 1} images in each set"
+        raise InputError("", f"{problem}, not {len(real)} real and {len(synthetic)} synthetic ones; give more")
     centre = real.mean(0)
     a, b = (torch.from_numpy(x - centre).to(device) for x in (real, synthetic))
     advance = advance or (lambda rows: None)
@@ -130,7 +128,7 @@ def _radii(x: Tensor, k: int, advance: Callable[[int], None]) -> Tensor:
 
 
 def _blocks(a: Tensor, b: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Squared distances of some rows of `a` to all of `b` at a time, with the number of the first row."""
+    """Squared distances between some rows of `a` and all of `b`, with the index of the first row."""
     rows = max(1, BLOCK // len(b))
     norms = b.square().sum(1)
     for start in range(0, len(a), rows):

@@ -1,7 +1,7 @@
-"""The features of the real FID: the Inception network of the field, from weights that are given by path.
+"""The features of the standard FID: torch-fidelity's Inception network, which reproduces the original TensorFlow one.
 
-The network is torch-fidelity's, which gives the numbers of the original TensorFlow one; its weights
-(`weights-inception-2015-12-05-6726825d.pth`) are published with that package and are not part of rapid.
+Its weights (`weights-inception-2015-12-05-6726825d.pth`) are published with torch-fidelity and are not part of rapid;
+the user gives their path.
 """
 
 from __future__ import annotations
@@ -33,30 +33,29 @@ def inception_class() -> Any:
     """
     spec = importlib.util.find_spec("torch_fidelity")
     if spec is None:
-        raise InputError("--inception needs torch-fidelity: pip install --no-deps torch-fidelity")
-    # Its __init__ imports every extractor, and those for CLIP want torchvision, which rapid does not have.
-    # Inception does not, so it is imported from a package that is left empty.
+        raise InputError("inception", "needs torch-fidelity: pip install --no-deps torch-fidelity")
+    # Its __init__ imports every extractor, some of which need torchvision, which rapid does not depend on. So the
+    # package is created without running its __init__, and only the Inception module is imported.
     sys.modules.setdefault("torch_fidelity", importlib.util.module_from_spec(spec))
     return importlib.import_module("torch_fidelity.feature_extractor_inceptionv3").FeatureExtractorInceptionV3
 
 
 def load_inception(path: Path, device: torch.device) -> nn.Module:
-    """The Inception network with the weights of `path`, in evaluation mode.
+    """Load the Inception network with weights from `path`, in evaluation mode.
 
     Raises:
-        InputError: torch-fidelity is not installed, or the file does not hold its weights.
+        InputError: torch-fidelity is not installed, or the file does not contain its weights.
     """
     extractor = inception_class()
     if not path.is_file():
-        raise InputError(f"--inception {path}: is no file; give the weights that torch-fidelity publishes")
+        raise InputError("inception", "is not a file; give the weights published by torch-fidelity", path)
     try:
-        # the extractor unpickles whatever the file holds: look first whether that is tensors only
+        # the extractor unpickles the file without restrictions, so check first that it contains only tensors
         torch.load(path, map_location="cpu", weights_only=True)
         network: nn.Module = extractor("inception-v3-compat", [FEATURES], str(path))
     except (RuntimeError, ValueError, EOFError, TypeError, AttributeError, pickle.UnpicklingError):
-        raise InputError(
-            f"--inception {path}: does not hold the weights of torch-fidelity's Inception network; download them again"
-        ) from None
+        problem = "does not contain the weights of torch-fidelity's Inception network; download them again"
+        raise InputError("inception", problem, path) from None
     return network.to(device).eval()
 
 
@@ -64,9 +63,10 @@ def load_inception(path: Path, device: torch.device) -> nn.Module:
 def inception_features(
     network: nn.Module, images: NDArray[np.uint8], device: torch.device, title: str
 ) -> NDArray[np.float64]:
-    """The 2048 numbers of the last pooling, float64 (N, 2048), of images uint8 (N, H, W) or (N, H, W, 3).
+    """Features of the last pooling layer, float64 (N, 2048), of images uint8 (N, H, W) or (N, H, W, 3).
 
-    Grey images become RGB by repetition; the network scales all to 299x299, as for the published numbers.
+    Grey images are repeated into RGB. The network scales all images to 299x299, as it does for published FID values.
+    Progress is shown under `title`.
     """
     features = np.empty((len(images), int(FEATURES)), np.float64)
     with Progress(title, len(images), "image") as progress:

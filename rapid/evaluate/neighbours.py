@@ -1,4 +1,4 @@
-"""The nearest image of one set for every image of another, by the distance of their pixels."""
+"""Nearest neighbours between two sets of images, by the l2 distance of their pixels."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 from rapid.errors import InputError
 
 QUERIES, REFERENCES = 4096, 4096
-"""Images of each side in memory as floats at a time."""
+"""Images of each set that are held as floats at a time."""
 
 
 @dataclass(frozen=True)
 class Nearest:
-    """For N images of one set, the nearest of another.
+    """The nearest reference image of each of N queries.
 
     Attributes:
-        indices: int64 (N,), into the other set.
-        distances: float64 (N,), l2 over pixels and channels of images with values in [0, 1].
+        indices: int64 (N,), into the references.
+        distances: float64 (N,), l2 over pixels and channels with values in [0, 1].
     """
 
     indices: NDArray[np.int64]
@@ -37,20 +37,20 @@ def nearest_images(
     *,
     same: bool = False,
 ) -> Nearest:
-    """Exact search in blocks; the distances of what was found are computed again from the pixels themselves.
+    """Search exactly, in blocks. The distances of the nearest images are computed from integers, without rounding.
 
     Args:
         queries: uint8 (N, H, W) or (N, H, W, 3).
-        references: uint8, M images of the same form, M >= 1.
+        references: uint8, M images of the same shape, M >= 1.
         device: where to compute.
-        advance: called with the number of queries done, N in all.
-        same: the two are one set, and an image is not its own neighbour.
+        advance: called with the number of queries just done, N in total.
+        same: `queries` and `references` are one set, so an image must not be its own neighbour.
 
     Raises:
-        InputError: nothing to compare with.
+        InputError: no reference is left to compare with.
     """
     if len(references) < 1 + same:
-        raise InputError("a set of one image has no neighbours; give more images")
+        raise InputError("", "there are no images to compare with; give more images")
     indices = np.empty(len(queries), np.int64)
     distances = np.empty(len(queries), np.float64)
     norms = np.concatenate([_flat(part, device).square().sum(1).cpu().numpy() for part in _parts(references)])
@@ -58,7 +58,7 @@ def nearest_images(
         part = queries[first : first + QUERIES]
         found = _search(_flat(part, device), references, torch.from_numpy(norms).to(device), first if same else None)
         indices[first : first + len(part)] = found
-        # the product formula loses the small differences that matter here
+        # the search uses |q|^2 + |r|^2 - 2 q.r, which cancels badly for close pairs
         differences = part.reshape(len(part), -1).astype(np.int32) - references[found].reshape(len(part), -1)
         distances[first : first + len(part)] = np.sqrt(np.square(differences).sum(1, dtype=np.int64)) / 255
         if advance is not None:
@@ -67,13 +67,13 @@ def nearest_images(
 
 
 def _search(queries: Tensor, references: NDArray[np.uint8], norms: Tensor, own: int | None) -> NDArray[np.int64]:
-    """Index of the nearest reference of each query; query n is reference own + n if `own` is given."""
+    """Index of the nearest reference of each query. If `own` is given, reference own + n is query n and is skipped."""
     best = torch.full((len(queries),), torch.inf, device=queries.device)
     found = torch.zeros(len(queries), dtype=torch.int64, device=queries.device)
     rows = torch.arange(len(queries), device=queries.device)
     start = 0
     for part in _parts(references):
-        # |q|^2 is the same for all references
+        # without |q|^2, which is the same for all references
         distances = torch.addmm(norms[start : start + len(part)], queries, _flat(part, queries.device).T, alpha=-2)
         if own is not None:
             columns = own + rows - start

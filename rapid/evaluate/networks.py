@@ -1,9 +1,8 @@
 """The classifiers of the utility protocol: a small CNN, and a ResNet, a WideResNet and a ResNeXt of moderate size.
 
-The three residual networks are those of the field's protocol in kind, scaled down so that training on 60,000 grey
-images of 32x32 takes minutes on four CPU cores: a first convolution of stride 2, then three stages at 1/2, 1/4 and 1/8
-of the side. They classify synthetic images after the fact and are never trained privately, so batch normalisation is
-allowed.
+The three residual networks follow the usual evaluation protocol, scaled down so that training on 60,000 grey images of
+32x32 takes minutes on four CPU cores: a first convolution of stride 2, then three stages at 1/2, 1/4 and 1/8 of the
+image side. They are trained on synthetic or open images, never with DP-SGD, so batch normalisation is allowed.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from rapid.runtime import place
 
 
 class Classifier(nn.Module):
-    """Images to logits, through a vector of features.
+    """A feature extractor and a linear layer.
 
     Attributes:
-        title: what the network is called in reports.
-        features: images, float (N, C, S, S) in [-1, 1], to float (N, d): the penultimate layer.
-        head: features to logits, (N, classes).
+        title: name in reports.
+        features: maps images, float (N, C, S, S) in [-1, 1], to the penultimate layer, float (N, d).
+        head: maps features to logits, (N, classes).
     """
 
     title: ClassVar[str]
@@ -38,7 +37,7 @@ class Classifier(nn.Module):
 
 
 class SmallCnn(Classifier):
-    """Two convolutions with max-pooling and a hidden layer of 128: the field's small CNN. S >= 4."""
+    """Two convolutions with max pooling and a hidden layer of 128 units; S >= 4."""
 
     title = "small CNN"
 
@@ -53,7 +52,7 @@ class SmallCnn(Classifier):
 
 
 class ResNet(Classifier):
-    """Deep and narrow: nine blocks of two convolutions (He et al. 2016, the 20-layer network), widths 16, 32, 64."""
+    """Deep and narrow: the 20-layer network of He et al. (2016), nine blocks of two convolutions, widths 16, 32, 64."""
 
     title = "ResNet-20"
 
@@ -65,7 +64,7 @@ class ResNet(Classifier):
 
 
 class WideResNet(Classifier):
-    """Shallow and wide: three pre-activation blocks (Zagoruyko and Komodakis 2016), depth 10, widths 48, 96, 192."""
+    """Shallow and wide (Zagoruyko and Komodakis 2016): depth 10, three pre-activation blocks, widths 48, 96, 192."""
 
     title = "WideResNet-10-3"
 
@@ -78,7 +77,7 @@ class WideResNet(Classifier):
 
 
 class ResNeXt(Classifier):
-    """Six blocks around convolutions in four groups (Xie et al. 2017): widths 32, 64, 128, depth 20."""
+    """Grouped convolutions (Xie et al. 2017): depth 20, six blocks with four groups, widths 32, 64, 128."""
 
     title = "ResNeXt-20"
 
@@ -95,14 +94,14 @@ CLASSIFIERS: dict[str, type[SmallCnn | ResNet | WideResNet | ResNeXt]] = {
     "wideresnet": WideResNet,
     "resnext": ResNeXt,
 }
-"""By the name that `--classifiers` takes."""
+"""By the names that `--classifiers` accepts."""
 
 PROTOCOL = ("resnet", "wideresnet", "resnext")
-"""The networks whose mean accuracy is the utility of a set."""
+"""The networks whose mean accuracy is reported as the utility."""
 
 
 class _Basic(nn.Module):
-    """Two 3x3 convolutions; normalised after each."""
+    """Two 3x3 convolutions, each followed by normalisation."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -117,7 +116,7 @@ class _Basic(nn.Module):
 
 
 class _PreActivation(nn.Module):
-    """Two 3x3 convolutions; normalised before each."""
+    """Two 3x3 convolutions, each preceded by normalisation."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -135,7 +134,7 @@ class _PreActivation(nn.Module):
 
 
 class _Grouped(nn.Module):
-    """A 3x3 convolution in four groups between two of 1x1; normalised after each."""
+    """A 3x3 convolution with four groups between two 1x1 convolutions, each followed by normalisation."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -163,7 +162,7 @@ def _skip(inputs: int, outputs: int, stride: int) -> nn.Module:
 def _stages(
     block: type[_Basic | _PreActivation | _Grouped], inputs: int, widths: Sequence[int], depth: int
 ) -> list[nn.Module]:
-    """`depth` blocks of each width; the first block of every stage but the first halves the side."""
+    """`depth` blocks of each width; the first block of each stage, except the first stage, halves the side."""
     blocks: list[nn.Module] = []
     for stage, width in enumerate(widths):
         for number in range(depth):
@@ -177,6 +176,6 @@ def _pool() -> list[nn.Module]:
 
 
 def build(name: str, channels: int, size: int, classes: int, device: torch.device, seed: int) -> Classifier:
-    """A new classifier from `CLASSIFIERS`, in the memory layout that is fastest; the seed fixes its weights."""
+    """A new classifier of `CLASSIFIERS` in channels-last layout; the seed determines its weights."""
     torch.manual_seed(seed)
     return place(CLASSIFIERS[name](channels, size, classes), device)

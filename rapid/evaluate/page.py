@@ -1,4 +1,4 @@
-"""The HTML page of a report: one file, pictures embedded, nothing fetched; all names are escaped by the template."""
+"""The HTML page of a report: one self-contained file with embedded pictures; the template escapes all names."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rapid.evaluate.networks import PROTOCOL
 from rapid.pictures import Pixels, encode_png
 
 MATRIX_CLASSES = 26
-"""Confusion matrices of more classes are in the JSON file only."""
+"""Confusion matrices with more classes are only in the JSON file."""
 
 
 def render(content: Mapping[str, Any], samples: Mapping[str, Pixels], closest: Pixels) -> str:
-    """The page.
+    """Render the page.
 
     Args:
         content: of the report, as in the JSON file.
-        samples: pictures by caption, uint8 (H, W) or (H, W, 3).
-        closest: the picture of the closest pairs.
+        samples: pictures of samples by caption, uint8 (H, W) or (H, W, 3).
+        closest: picture of the closest pairs.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["percent"] = lambda value: "-" if value is None else f"{value:.2%}"
@@ -39,7 +39,7 @@ def render(content: Mapping[str, Any], samples: Mapping[str, Pixels], closest: P
 
 
 def _confusion(utility: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The confusion matrix of one network trained on synthetic images, as shares of each class; None if it is large."""
+    """The confusion matrix of one network trained on the synthetic images, rows normalised; None if it is too large."""
     if utility is None:
         return None
     found = utility["synthetic"]
@@ -55,7 +55,7 @@ def _confusion(utility: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _largest_error(utility: Mapping[str, Any] | None) -> float:
-    """Of all networks, for the scale of the bars; never 0."""
+    """The largest error rate of all networks, which scales the bars; never 0."""
     sets = [] if utility is None else [found for found in utility.values() if isinstance(found, dict)]
     return max((1 - network["accuracy"] for found in sets for network in found["networks"].values()), default=0) or 1.0
 

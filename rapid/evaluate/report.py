@@ -1,8 +1,7 @@
-"""The evaluation report: what is measured, in which order, and where it is written."""
+"""The evaluation report: which measures, in which order, and where they are written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import rapid
-from rapid.bundle.format import Bundle
 from rapid.data import ImageSet, fit_images
 from rapid.errors import InputError
 from rapid.evaluate import features, training
-from rapid.evaluate.copies import Closest, closest_picture, compare_with, decode_knowledge_base
+from rapid.evaluate.copies import Closest, closest_picture, compare_with, decode_records
 from rapid.evaluate.features import train_feature_space
 from rapid.evaluate.fidelity import NEIGHBOURS, Features, Neighbourhoods, frechet_distance, neighbourhoods
 from rapid.evaluate.inception import inception_features, load_inception
@@ -28,13 +26,14 @@ from rapid.evaluate.utility import measure_utility, protocol_in_words
 from rapid.files import replacing, write_json
 from rapid.pictures import Pixels, table
 from rapid.progress import Progress
+from rapid.sampling.generator import Generator
 
 SAMPLES, ROWS = 12, 40
-"""Images of each class, and most classes, in the picture of samples."""
+"""Images per class, and the largest number of classes, in the picture of samples."""
 
 NOTICE = (
-    "Not private: these numbers are computed from the real images themselves, without noise. No guarantee of a private "
-    "model covers them. Publish them only if the real images are open, or a test set that is public."
+    "Not private: these numbers are computed from the real images without noise, and the guarantee of a private model "
+    "does not cover them. Publish them only if the real images are open data or a public test set."
 )
 
 Json = dict[str, Any]
@@ -45,14 +44,13 @@ class Request:
     """What to evaluate.
 
     Attributes:
-        synthetic: the images to be evaluated.
+        synthetic: the images to evaluate.
         real: real test images.
-        train_real: real training images, for what perfection would give.
-        open_data: the caller says that `train_real` is open data.
+        train_real: real training images, which show what a perfect generator would achieve.
+        open_data: the caller confirms that `train_real` is open data.
         public: public images, for the feature space and the search for copies.
-        model: a bundle, to search its knowledge base for copies.
-        inception: weights for the real FID.
-        classifiers: names of `CLASSIFIERS`; empty for no utility.
+        inception: weights of the Inception network, for the standard FID.
+        classifiers: names in `CLASSIFIERS`; empty skips the utility.
         epochs: for each classifier.
     """
 
@@ -61,7 +59,6 @@ class Request:
     train_real: Path | None = None
     open_data: bool = False
     public: tuple[Path, ...] = ()
-    model: Path | None = None
     inception: Path | None = None
     classifiers: tuple[str, ...] = tuple(CLASSIFIERS)
     epochs: int = training.EPOCHS
@@ -69,12 +66,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found.
+    """The results.
 
     Attributes:
         content: JSON-ready.
-        samples: pictures by caption, uint8 RGB.
-        closest: the picture of the closest pairs, uint8 RGB.
+        samples: pictures of samples by caption, uint8 RGB.
+        closest: picture of the closest pairs, uint8 RGB.
     """
 
     content: Json
@@ -82,7 +79,7 @@ class Report:
     closest: Pixels
 
     def summary(self) -> list[str]:
-        """The main numbers, one line each."""
+        """The main results, one line each."""
         content = self.content
         lines = []
         for name, found in (content["utility"] or {}).items():
@@ -104,49 +101,48 @@ class Report:
             share, identical = found["nearer_than_real"], found["identical"]
             lines.append(
                 f"nearer to the {found['reference']} than the nearest 1 % of real test images: {share:.2%} of the "
-                f"synthetic images, {identical:,} identical"
+                f"synthetic images; {identical:,} identical"
             )
         return lines
 
 
 def check_target(out: Path) -> None:
-    """Refuse a target that cannot be written, before anything is computed.
+    """Refuse an unusable target before any work is done.
 
     Raises:
-        InputError: not a name that ends in .json, or a folder is in the way.
+        InputError: the name does not end in .json, or the name of a file to write is taken by a folder.
     """
     if out.suffix != ".json":
-        raise InputError(f"--out {out}: give a name that ends in .json; the page and the picture lie beside it")
+        problem = "give a name that ends in .json; the page and the picture are written next to it"
+        raise InputError("out", problem, out)
     for path in (out, *beside(out)):
         if path.is_dir():
-            raise InputError(f"--out {out}: {path} is a folder; give another name")
+            raise InputError("out", f"{path} is a folder; choose another name", out)
 
 
 def beside(out: Path) -> tuple[Path, Path]:
-    """The page and the picture of the closest pairs that belong to a report."""
+    """Paths of a report's page and of its picture of the closest pairs."""
     return out.with_suffix(".html"), out.with_name(f"{out.stem}-closest.png")
 
 
-def evaluate(request: Request, device: torch.device) -> Report:
-    """Measure utility, fidelity, diversity and copies of synthetic images.
+def evaluate(request: Request, device: torch.device, model: Generator | None = None) -> Report:
+    """Measure utility, fidelity and diversity of synthetic images, and search for copies.
 
     Args:
         request: what to evaluate.
         device: where to compute.
+        model: the generator of the images, to search its knowledge base for copies and report its privacy.
 
     Raises:
         InputError: sets that cannot be read or do not fit together, an unknown classifier, real training images that
-            are not said to be open data, or an optional package that is missing.
+            are not confirmed to be open data, or a missing optional package.
     """
     _check(request)
-    # all that can be refused is refused before the long work
-    bundle = None if request.model is None else Bundle.open(request.model, "--model")
+    # everything that can be refused is refused before the long work
     network = None if request.inception is None else load_inception(request.inception, device)
-    side = 0 if bundle is None else bundle.settings.image.size
+    side = 0 if model is None else model.image_shape[0]
     sets = load_sets(request.synthetic, request.real, request.train_real, request.public, side)
     _check_sets(sets, request)
-    if bundle is not None:
-        bundle.knowledge_base()  # a damaged one is noticed here
     content: Json = {
         "rapid": rapid.__version__,
         "notice": NOTICE,
@@ -156,17 +152,17 @@ def evaluate(request: Request, device: torch.device) -> Report:
         "real": describe(sets.real),
         "train_real": None if sets.train_real is None else describe(sets.train_real),
         "public": [describe(images) for images in sets.public],
-        "model": None if bundle is None else {"name": bundle.path.resolve().name, "privacy": bundle.privacy},
+        "model": None if model is None else {"name": model.bundle.name, "privacy": model.bundle.privacy},
         "utility": _utility(sets, request, device) if request.classifiers else None,
         "fidelity": _fidelity(sets, request, device),
         "fid": None if network is None else _fid(network, sets, request, device),
     }
-    content["copies"], closest = _copies(sets, bundle, device)
+    content["copies"], closest = _copies(sets, model, device)
     return Report(content, _samples(sets), closest_picture(closest))
 
 
 def write_report(report: Report, out: Path) -> None:
-    """Write the picture, the page and, last, the JSON file; each appears when it is complete."""
+    """Write the picture, the page and finally the JSON file; each appears once it is complete."""
     page, picture = beside(out)
     html = render(report.content, report.samples, report.closest)
     with replacing(picture) as target:
@@ -178,38 +174,38 @@ def write_report(report: Report, out: Path) -> None:
 
 def _check(request: Request) -> None:
     if request.train_real is not None and not request.open_data:
-        raise InputError(
-            f"--train-real {request.train_real}: a report on the training images is covered by no privacy guarantee; "
-            "add --open-data if they are open, or leave --train-real out"
-        )
+        problem = "no privacy guarantee covers a report on training images; add --open-data if they are open data"
+        raise InputError("train_real", problem, request.train_real)
     unknown = [name for name in request.classifiers if name not in CLASSIFIERS]
     if unknown:
-        raise InputError(f"--classifiers {unknown[0]}: unknown; choose all, none, or some of {','.join(CLASSIFIERS)}")
+        raise InputError("classifiers", f"unknown; choose all, none, or some of {','.join(CLASSIFIERS)}", unknown[0])
     if len(set(request.classifiers)) < len(request.classifiers):
-        raise InputError(f"--classifiers {','.join(request.classifiers)}: names one twice")
+        raise InputError("classifiers", "names one twice", ",".join(request.classifiers))
     if request.epochs < 1:
-        raise InputError(f"--epochs {request.epochs}: must be at least 1")
+        raise InputError("epochs", "must be at least 1", request.epochs)
 
 
 def _check_sets(sets: Sets, request: Request) -> None:
-    given = [("--synthetic", sets.synthetic), ("--real", sets.real)]
-    given += [] if sets.train_real is None else [("--train-real", sets.train_real)]
-    given += [("--public", images) for images in sets.public]
-    for argument, images in given:
+    given = [("synthetic", sets.synthetic), ("real", sets.real)]
+    given += [] if sets.train_real is None else [("train_real", sets.train_real)]
+    given += [("public", images) for images in sets.public]
+    for field, images in given:
         if len(images) <= NEIGHBOURS:
-            raise InputError(f"{argument} {images.source}: {len(images)} images; give at least {NEIGHBOURS + 1}")
+            raise InputError(field, f"{len(images)} images; give at least {NEIGHBOURS + 1}", images.source)
     if request.classifiers:
         match_classes(sets.synthetic, sets.real)
         if sets.train_real is not None:
             match_classes(sets.train_real, sets.real)
     if sets.real.labels is None and all(images.labels is None for images in sets.public):
-        raise InputError(f"--real {sets.real.source}: has no labels, and so the features need labelled --public images")
+        raise InputError(
+            "real", "has no labels, so the feature network needs labelled --public images", sets.real.source
+        )
 
 
 def _utility(sets: Sets, request: Request, device: torch.device) -> Json:
     return {"protocol": protocol_in_words(request.epochs)} | {
         name: measure_utility(images, sets.real, device, name, request.classifiers, request.epochs)
-        for name, images in _probed(sets).items()
+        for name, images in _compared(sets).items()
     }
 
 
@@ -217,7 +213,7 @@ def _fidelity(sets: Sets, request: Request, device: torch.device) -> Json:
     space = train_feature_space(sets.public, sets.real, device, min(request.epochs, features.EPOCHS))
     real = space.extract(sets.real.images, "features, test")
     found: Json = {"features": space.words, "k": NEIGHBOURS}
-    for name, images in _probed(sets).items():
+    for name, images in _compared(sets).items():
         vectors = space.extract(images.images, f"features, {name}")
         with Progress(f"neighbours, {name}", 2 * len(real) + len(images), "image") as progress:
             measures = neighbourhoods(real, vectors, NEIGHBOURS, device, progress.advance)
@@ -234,21 +230,21 @@ def _fidelity(sets: Sets, request: Request, device: torch.device) -> Json:
 def _frechet_by_class(
     images: ImageSet, vectors: Features, real_images: ImageSet, real: Features
 ) -> dict[str, float | None] | None:
-    """None without labels, and for a class with less than two images on a side."""
+    """By class name; None without labels, and for a class with fewer than two images in either set."""
     if images.labels is None or real_images.labels is None:
         return None
     distances: dict[str, float | None] = {}
     for number, name in enumerate(real_images.classes):
         own = images.classes.index(name) if name in images.classes else -1
-        made, true = vectors[images.labels == own], real[real_images.labels == number]
-        distances[name] = frechet_distance(made, true) if min(len(made), len(true)) > 1 else None
+        first, second = vectors[images.labels == own], real[real_images.labels == number]
+        distances[name] = frechet_distance(first, second) if min(len(first), len(second)) > 1 else None
     return distances
 
 
 def _fid(network: torch.nn.Module, sets: Sets, request: Request, device: torch.device) -> Json:
     real = inception_features(network, sets.real.images, device, "inception, real")
     found: Json = {"weights": request.inception.name if request.inception else None}
-    for name, images in _probed(sets).items():
+    for name, images in _compared(sets).items():
         found[name] = {
             "fid": frechet_distance(inception_features(network, images.images, device, f"inception, {name}"), real),
             "images": len(images),
@@ -256,17 +252,18 @@ def _fid(network: torch.nn.Module, sets: Sets, request: Request, device: torch.d
     return found
 
 
-def _probed(sets: Sets) -> dict[str, ImageSet]:
-    """The sets that are held against the real test images; real training images show what perfection would give."""
+def _compared(sets: Sets) -> dict[str, ImageSet]:
+    """The sets that are compared with the real test images."""
     return {"synthetic": sets.synthetic} | ({} if sets.train_real is None else {"real": sets.train_real})
 
 
-def _copies(sets: Sets, bundle: Bundle | None, device: torch.device) -> tuple[list[Json], list[Closest]]:
+def _copies(sets: Sets, model: Generator | None, device: torch.device) -> tuple[list[Json], list[Closest]]:
     references: dict[str, NDArray[np.uint8]] = {}
     if sets.public:
         references["public images"] = np.concatenate([images.images for images in sets.public])
-    if bundle is not None:
-        references["knowledge base"] = fit_images(decode_knowledge_base(bundle, device), sets.form, "--model").images
+    if model is not None and model.records:
+        decoded = ImageSet(decode_records(model), None, ())
+        references["knowledge base"] = fit_images(decoded, sets.form, "model").images
     if sets.train_real is not None:
         references["real training images"] = sets.train_real.images
     references["real test images"] = sets.real.images
@@ -283,9 +280,9 @@ def _copies(sets: Sets, bundle: Bundle | None, device: torch.device) -> tuple[li
 def _samples(sets: Sets) -> dict[str, Pixels]:
     pictures = {}
     for name, images in (("synthetic", sets.synthetic), ("real test", sets.real)):
-        rows: Sequence[tuple[str, NDArray[np.uint8]]] = first_of_each_class(images, SAMPLES)
+        rows = first_of_each_class(images, SAMPLES)
         caption = f"{name} images: the first {SAMPLES} of each class" if rows[0][0] else f"the first {name} images"
         if len(rows) > ROWS:
-            caption += f" (of {ROWS} of {len(rows)} classes)"
+            caption += f" ({ROWS} of {len(rows)} classes)"
         pictures[caption] = table(rows[:ROWS])
     return pictures

@@ -1,4 +1,4 @@
-"""Training a classifier on labelled images, plainly: no augmentation, one schedule, the best epoch kept."""
+"""Training a classifier on labelled images: no augmentation, one schedule, the weights of the best epoch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH = 128
 LEARNING_RATE = 1e-2
 WEIGHT_DECAY = 0.01
 HELD_OUT = 0.1
-PREDICTED_AT_A_TIME = 500
+BATCH_PREDICTED = 500
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Trained:
 
     Attributes:
         network: in evaluation mode.
-        epoch: which epoch was best, from 1.
+        epoch: the best epoch, counted from 1.
         held_out_accuracy: in [0, 1], on the held-out tenth.
-        seconds: what training took.
+        seconds: duration of the training.
     """
 
     network: Classifier
@@ -44,23 +44,23 @@ class Trained:
 def train_classifier(
     name: str, images: ImageSet, device: torch.device, title: str, epochs: int = EPOCHS, seed: int = 0
 ) -> Trained:
-    """Train by AdamW with a one-cycle learning rate; of all epochs keep the one that is best on a held-out tenth.
+    """Train with AdamW and a one-cycle learning rate; keep the epoch with the best accuracy on a held-out tenth.
 
     Args:
-        name: of `networks.CLASSIFIERS`.
-        images: labelled, square.
+        name: a key of `networks.CLASSIFIERS`.
+        images: labelled and square.
         device: where to train.
         title: shown with the progress.
         epochs: passes over nine tenths of the images, at least 1.
-        seed: fixes the held-out tenth, the weights and the order of the images.
+        seed: determines the held-out tenth, the initial weights and the order of the images.
 
     Raises:
         InputError: fewer than three images, or no labels.
     """
     labels = torch.from_numpy(labels_of(images))
-    # batch normalisation needs two images, the choice of the epoch one
+    # batch normalisation needs two images, the held-out part one
     if len(images) < 3:
-        raise InputError(f"{images.source}: {len(images)} images are too few to train a classifier; give at least 3")
+        raise InputError("", f"{len(images)} images are too few to train a classifier; give at least 3", images.source)
     draws = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(images), generator=draws)
     held_out = max(1, round(HELD_OUT * len(images)))
@@ -73,7 +73,7 @@ def train_classifier(
     with Progress(title, epochs * len(training), "image") as progress:
         for epoch in range(1, epochs + 1):
             network.train()
-            # parts of nearly equal size: none has a single image
+            # batches of nearly equal size, so that none has a single image
             for batch in training[torch.randperm(len(training), generator=draws)].tensor_split(batches):
                 optimizer.zero_grad()
                 x = _input(images.images[batch.numpy()], device)
@@ -92,7 +92,7 @@ def train_classifier(
 
 @torch.no_grad()
 def predict(network: Classifier, images: NDArray[np.uint8], device: torch.device) -> NDArray[np.int64]:
-    """Most likely classes, (N,), of images uint8 (N, H, W) or (N, H, W, 3); leaves the network in evaluation mode."""
+    """Most likely classes, int64 (N,), of images uint8 (N, H, W) or (N, H, W, 3). Switches to evaluation mode."""
     network.eval()
     parts = [network(_input(part, device)).argmax(1).cpu().numpy() for part in _parts(images)]
     return np.concatenate(parts).astype(np.int64)
@@ -102,7 +102,7 @@ def predict(network: Classifier, images: NDArray[np.uint8], device: torch.device
 def extract_features(
     network: Classifier, images: NDArray[np.uint8], device: torch.device, title: str
 ) -> NDArray[np.float64]:
-    """The penultimate layer, float64 (N, d), of images uint8 (N, H, W) or (N, H, W, 3); progress under `title`."""
+    """The penultimate layer, float64 (N, d), of images uint8 (N, H, W) or (N, H, W, 3). `title` is shown."""
     network.eval()
     features = []
     with Progress(title, len(images), "image") as progress:
@@ -119,9 +119,8 @@ def labels_of(images: ImageSet) -> NDArray[np.int64]:
         InputError: the images are unlabelled.
     """
     if images.labels is None:
-        raise InputError(
-            f"{images.source}: has no labels, and classifiers need them; label the images or use --classifiers none"
-        )
+        problem = "has no labels, which classifiers need; label the images or use --classifiers none"
+        raise InputError("", problem, images.source)
     return images.labels
 
 
@@ -130,4 +129,4 @@ def _input(images: NDArray[np.uint8], device: torch.device) -> torch.Tensor:
 
 
 def _parts(images: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-    return [images[start : start + PREDICTED_AT_A_TIME] for start in range(0, len(images), PREDICTED_AT_A_TIME)]
+    return [images[start : start + BATCH_PREDICTED] for start in range(0, len(images), BATCH_PREDICTED)]

@@ -1,4 +1,4 @@
-"""Downstream utility: classifiers trained on one set of images and tested once on another."""
+"""Downstream utility: classifiers are trained on one set of images and tested once on another."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Json = dict[str, Any]
 
 
 def protocol_in_words(epochs: int) -> str:
-    """What the numbers of `measure_utility` mean."""
+    """A description of `measure_utility` for the report."""
     return (
         f"Each classifier is trained for {epochs} epochs (AdamW, one-cycle learning rate, batches of {BATCH}, no "
-        "augmentation) on nine tenths of the training set; its best epoch is chosen on the other tenth, and it is "
-        "tested once on the real test images. The mean is that of the ResNet, the WideResNet and the ResNeXt; the "
-        "small CNN stands apart. Standard errors are those of the size of the test set alone, one training each."
+        "augmentation) on nine tenths of the training set; the other tenth selects the best epoch, which is tested "
+        "once on the real test images. The mean is over the ResNet, the WideResNet and the ResNeXt, without the small "
+        "CNN. Standard errors reflect the size of the test set only; each network is trained once."
     )
 
 
@@ -38,19 +38,19 @@ def measure_utility(
 
     Args:
         train: labelled images.
-        test: labelled images of the same form; its classes are matched by name.
+        test: labelled images of the same size and colour mode; classes are matched by name.
         device: where to train.
-        title: of the training set, shown with the progress.
-        names: of `CLASSIFIERS`.
+        title: name of the training set, shown with the progress.
+        names: keys of `CLASSIFIERS`.
         epochs: passes over the training set.
 
     Returns:
-        JSON-ready: under `networks`, for each name, the accuracy on `test` in [0, 1], overall and by class, and the
-        confusion counts (a row for each class of `test`, a column for each class of `train`); under `mean`
-        that of `PROTOCOL`, None unless all of it was trained.
+        JSON-ready. `networks` has, for each name, the accuracy on `test` in [0, 1], overall and by class, and the
+        confusion counts (a row per class of `test`, a column per class of `train`). `mean` is the mean accuracy of
+        `PROTOCOL`, None unless all of its networks were trained.
 
     Raises:
-        InputError: unlabelled sets, or a class of `test` that `train` does not have.
+        InputError: a set is unlabelled, or `test` has a class that `train` does not have.
     """
     truth, labels = match_classes(train, test), labels_of(test)
     networks: dict[str, Json] = {}

@@ -1,0 +1,91 @@
+"""The methods, by name. Each is a folder with `METHOD`; others come as entry points of the group `rapid.methods`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rapid.config.presets import generation_settings
+from rapid.errors import InputError
+from rapid.methods.base import Method
+
+if TYPE_CHECKING:
+    import torch
+
+    from rapid.bundle import Bundle
+    from rapid.config.sections import MethodSettings
+    from rapid.sampling.generator import Generator
+
+GROUP = "rapid.methods"
+
+
+def method_names() -> list[str]:
+    """Names of all methods: those of rapid, and those of installed packages."""
+    return sorted({*_own(), *_installed()})
+
+
+def find_method(name: str) -> Method[Any]:
+    """The method of this name.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name in (own := _own()):
+        return _method(importlib.import_module(f"{__name__}.{own[name]}").METHOD)
+    if name in (installed := _installed()):
+        return _method(installed[name].load())
+    raise InputError("method", f"is unknown; choose one of {', '.join(method_names())}", name)
+
+
+def settings_class(name: str) -> type[MethodSettings]:
+    """The class of a method's settings.
+
+    Raises:
+        InputError: there is no such method.
+    """
+    return find_method(name).settings
+
+
+def open_generator(path: Path, device: str = "auto", overrides: Sequence[str] = ()) -> Generator:
+    """Open a bundle of any method for sampling.
+
+    Args:
+        path: a bundle.
+        device: auto, cpu or cuda.
+        overrides: generation settings, as `generation.steps=50`.
+
+    Raises:
+        InputError: no finished bundle, one that makes no images, or an unknown device or setting.
+    """
+    from rapid.bundle import Bundle
+    from rapid.runtime import choose_device
+
+    return generator_of(Bundle.open(path, "model"), choose_device(device), overrides)
+
+
+def generator_of(bundle: Bundle, device: torch.device, overrides: Sequence[str] = ()) -> Generator:
+    """The generator of an opened bundle; see `open_generator`."""
+    method = find_method(bundle.config.method)
+    settings = generation_settings(bundle.settings_as(method.settings), overrides)
+    generator = method.generator(bundle, device, settings.generation)
+    if generator is None:
+        raise InputError("model", f"was made by {method.name}, which makes no images", bundle.path)
+    return generator
+
+
+def _own() -> dict[str, str]:
+    """The methods of rapid: name to module."""
+    return {info.name.replace("_", "-"): info.name for info in pkgutil.iter_modules(__path__) if info.ispkg}
+
+
+def _installed() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def _method(found: Any) -> Method[Any]:
+    method: Method[Any] = found
+    return method

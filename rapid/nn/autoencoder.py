@@ -1,23 +1,39 @@
-"""The autoencoder between images and latents, with the public statistics that normalise the latents."""
+"""The autoencoder between images and latents; the latents are normalised by public statistics."""
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
 from torch.nn import functional as F
 
-from rapid.config.sections import Settings
+from rapid.config.sections import AutoencoderSettings, ImageSettings
 from rapid.nn.groups import group_count
 from rapid.nn.storage import StoredNetwork
 
 
-class Autoencoder(StoredNetwork):
-    """Images in [-1, 1] to latents of zero mean and unit variance per channel (over public images), and back.
+class AutoencoderShape(Protocol):
+    """The settings that shape an autoencoder."""
 
-    `kind` "kl" is diffusers' AutoencoderKL; "none" diffuses pixels, normalised in the same way.
+    @property
+    def image(self) -> ImageSettings:
+        """Size and channels of the images."""
+        ...
+
+    @property
+    def autoencoder(self) -> AutoencoderSettings:
+        """Kind, widths and depth."""
+        ...
+
+
+class Autoencoder(StoredNetwork):
+    """Maps images in [-1, 1] to latents and back. Over public images, latents have mean 0 and variance 1 per channel.
+
+    Args:
+        config: JSON-ready: kind, latent_channels, patch and, for kind "kl", network. "kl" is diffusers' AutoencoderKL;
+            with "none" the latents are the pixels, normalised in the same way.
     """
 
     mean: Tensor
@@ -34,10 +50,11 @@ class Autoencoder(StoredNetwork):
         self.register_buffer("std", torch.ones(1, channels, 1, 1))
 
     @classmethod
-    def build(cls, settings: Settings) -> Self:
-        """A new autoencoder of the shape that the settings ask for."""
+    def build(cls, settings: AutoencoderShape) -> Self:
+        """A new autoencoder with random weights."""
         s = settings.autoencoder
-        config: dict[str, Any] = {"kind": s.kind, "latent_channels": settings.latent_channels, "patch": s.patch}
+        latent_channels = settings.image.channels if s.kind == "none" else s.latent_channels
+        config: dict[str, Any] = {"kind": s.kind, "latent_channels": latent_channels, "patch": s.patch}
         if s.kind == "kl":
             widths = [s.channels * m for m in s.multipliers]
             attention = [settings.image.size // (s.patch << level) in s.attention for level in range(len(widths))]
@@ -59,7 +76,7 @@ class Autoencoder(StoredNetwork):
         """Mean and log-variance, each (N, c, h, w), of the unnormalised latents of images (N, C, H, W).
 
         Raises:
-            TypeError: `kind` is "none", where there is nothing to train.
+            TypeError: `kind` is "none": there is no posterior and nothing to train.
         """
         if self.vae is None:
             raise TypeError("a pixel-space autoencoder has no posterior")
@@ -73,17 +90,17 @@ class Autoencoder(StoredNetwork):
         return F.pixel_shuffle(self.vae.decode(latents).sample, self.patch)
 
     def set_statistics(self, mean: Tensor, std: Tensor) -> None:
-        """Set the per-channel mean and standard deviation, (c,) each, of the latents of PUBLIC images."""
+        """Set mean and standard deviation per channel, (c,) each, of the unnormalised latents of PUBLIC images."""
         self.mean.copy_(mean.view_as(self.mean))
         self.std.copy_(std.clamp(min=1e-6).view_as(self.std))
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Normalised latents (N, c, h, w), the posterior's mean, of images (N, C, H, W) in [-1, 1]."""
+        """Normalised latents (N, c, h, w) of images (N, C, H, W) in [-1, 1]: the mean of the posterior."""
         latents = images if self.vae is None else self.posterior(images)[0]
         return (latents - self.mean) / self.std
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """Images (N, C, H, W), about [-1, 1], of normalised latents (N, c, h, w)."""
+        """Images (N, C, H, W) of normalised latents (N, c, h, w); about in [-1, 1], not clamped."""
         return self.decode_raw(latents * self.std + self.mean)

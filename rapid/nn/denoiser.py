@@ -1,42 +1,59 @@
-"""The denoiser eps_theta(x_t, t, label): a diffusers U-Net with a class table that ends in the null class."""
+"""The denoiser eps_theta(x_t, t, label): a diffusers U-Net with an embedding of the classes and the null class."""
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from diffusers import UNet2DConditionModel, UNet2DModel
 from torch import Tensor, nn
 
-from rapid.config.sections import Settings
+from rapid.config.sections import DenoiserSettings
 from rapid.nn.groups import group_count
 from rapid.nn.storage import StoredNetwork
 
 
 class _OneType:
-    """What the U-Nets ask twice a call, and the library finds by a walk through all layers: a tenth of a small call."""
+    """Shortcut for `dtype`: diffusers walks all layers to find it, twice per call, a tenth of a small call's time."""
 
     conv_in: nn.Conv2d
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the weights."""
+        """The dtype of the weights."""
         return self.conv_in.weight.dtype
 
 
 class _UNet(_OneType, UNet2DModel):  # type: ignore[misc]
-    """Without attention to the class."""
+    """Conditioned by an embedding that is added to the timestep embedding."""
 
 
 class _ConditionalUNet(_OneType, UNet2DConditionModel):  # type: ignore[misc]
-    """With attention to the class."""
+    """Conditioned by cross-attention."""
+
+
+class DenoiserShape(Protocol):
+    """The settings that shape a denoiser."""
+
+    @property
+    def denoiser(self) -> DenoiserSettings:
+        """Widths, depth, attention and conditioning."""
+        ...
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of a latent."""
+        ...
 
 
 class Denoiser(StoredNetwork):
     """Predicts the noise in x_t.
 
-    Labels are 0..num_classes-1, and `num_classes` is the null class, for unconditional queries and guidance.
-    Timesteps are those of the paper, 1..T; the U-Net sees t - 1, the index into the schedule.
+    Labels are 0..num_classes - 1; label `num_classes` is the null class, used for unconditional queries and guidance.
+    Timesteps are 1..T as in the paper; the U-Net gets t - 1, the index into the schedule.
+
+    Args:
+        config: JSON-ready: num_classes, conditioning, context_dim, network.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -49,16 +66,17 @@ class Denoiser(StoredNetwork):
         self.class_table = nn.Embedding(self.num_classes + 1, width)
 
     @classmethod
-    def build(cls, settings: Settings, num_classes: int) -> Self:
-        """A new denoiser of the shape that the settings ask for."""
+    def build(cls, settings: DenoiserShape, num_classes: int) -> Self:
+        """A new denoiser with random weights."""
         s = settings.denoiser
+        latent_channels, latent_size, _ = settings.latent_shape
         widths = [s.channels * m for m in s.multipliers]
         cross = s.conditioning == "cross-attention"
         kinds = ("CrossAttnDownBlock2D", "CrossAttnUpBlock2D") if cross else ("AttnDownBlock2D", "AttnUpBlock2D")
         network: dict[str, Any] = {
-            "sample_size": settings.latent_size,
-            "in_channels": settings.latent_channels,
-            "out_channels": settings.latent_channels,
+            "sample_size": latent_size,
+            "in_channels": latent_channels,
+            "out_channels": latent_channels,
             "block_out_channels": widths,
             "layers_per_block": s.blocks,
             "down_block_types": [kinds[0] if a else "DownBlock2D" for a in s.attention],
@@ -74,7 +92,7 @@ class Denoiser(StoredNetwork):
                 "mid_block_type": "UNetMidBlock2DCrossAttn",
             }
         else:
-            # "identity": the U-Net adds the vector that it is given to the timestep embedding
+            # "identity": the U-Net adds the class embedding as it is to the timestep embedding
             network |= {
                 "attention_head_dim": s.channels // s.heads,
                 "add_attention": any(s.attention),
@@ -90,10 +108,10 @@ class Denoiser(StoredNetwork):
         )
 
     def with_classes(self, num_classes: int) -> Self:
-        """A copy for `num_classes` new classes; the null class and all other weights stay.
+        """A copy with `num_classes` new classes; the null class and all other weights are kept.
 
-        The new rows of the class table are drawn at random with the mean and spread of the public ones: equal rows
-        would have to be told apart by private training alone, at a price.
+        The new class embeddings are drawn at random with the mean and standard deviation of the public ones. Equal ones
+        would leave it to private training to separate the classes, which costs privacy.
         """
         model = type(self)(self.config | {"num_classes": num_classes})
         state = self.state_dict()
@@ -106,10 +124,10 @@ class Denoiser(StoredNetwork):
 
     @torch.no_grad()
     def blend_classes(self, other: Self, weights: Tensor) -> None:
-        """Make each class a weighted mean of the classes of `other`.
+        """Set each class embedding to a weighted mean of the class embeddings of `other`.
 
         Args:
-            other: a denoiser of the same shape.
+            other: a denoiser with class embeddings of the same width.
             weights: float (num_classes, other.num_classes); rows sum to 1.
         """
         table = weights.to(other.class_table.weight) @ other.class_table.weight[:-1]
@@ -121,7 +139,7 @@ class Denoiser(StoredNetwork):
         Args:
             x: noisy latents, float (N, C, H, W).
             t: timesteps, int64 (N,), each in 1..T.
-            labels: int64 (N,), each in 0..num_classes (the last is the null class).
+            labels: int64 (N,), each in 0..num_classes; num_classes is the null class.
 
         Returns:
             float (N, C, H, W).
@@ -134,10 +152,10 @@ class Denoiser(StoredNetwork):
         return noise
 
     def __call__(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        """See `forward`; typed."""
+        """See `forward`."""
         noise: Tensor = super().__call__(x, t, labels)
         return noise
 
     def null_labels(self, count: int) -> Tensor:
-        """The null class, int64 (count,), on the device of the weights."""
+        """`count` labels of the null class, int64 (count,), on the device of the weights."""
         return torch.full((count,), self.num_classes, dtype=torch.int64, device=self.class_table.weight.device)

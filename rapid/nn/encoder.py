@@ -1,20 +1,19 @@
-"""The trajectory encoder h: a one-step-denoised latent of step k to a unit vector (Algorithm 1)."""
+"""The trajectory encoder h: maps the one-step-denoised latent of step k to a unit vector (Algorithm 1)."""
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rapid.config.sections import Settings
 from rapid.nn.groups import group_count
 from rapid.nn.storage import StoredNetwork
 
 
 class _Block(nn.Module):
-    """Pre-activation residual block; group normalisation, so that examples never mix."""
+    """Pre-activation residual block with group normalisation, so that examples do not mix."""
 
     def __init__(self, inputs: int, outputs: int, groups: int, stride: int) -> None:
         super().__init__()
@@ -31,8 +30,40 @@ class _Block(nn.Module):
         return result
 
 
+class Widths(Protocol):
+    """Widths of an encoder."""
+
+    @property
+    def channels(self) -> int:
+        """Channels of the first convolution."""
+        ...
+
+    @property
+    def features(self) -> int:
+        """Length of the unit vectors."""
+        ...
+
+
+class EncoderShape(Protocol):
+    """The settings that shape an encoder."""
+
+    @property
+    def encoder(self) -> Widths:
+        """Its widths."""
+        ...
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of a latent."""
+        ...
+
+
 class TrajectoryEncoder(StoredNetwork):
-    """h(x): latents (N, c, h, w) to unit vectors (N, features); cosine similarity and l2 order neighbours alike."""
+    """Maps latents (N, c, h, w) to unit vectors (N, features), on which l2 distance and cosine rank neighbours alike.
+
+    Args:
+        config: JSON-ready: channels, features, latent_channels, latent_size.
+    """
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
@@ -45,18 +76,19 @@ class TrajectoryEncoder(StoredNetwork):
             blocks.append(_Block(width, min(2 * width, 8 * channels), groups, 2))
             width, size = min(2 * width, 8 * channels), (size + 1) // 2
         self.blocks = nn.Sequential(*blocks)
-        # latents are spatial: where a stroke lies matters, so nothing is pooled away before the last layer
+        # no global pooling: the position of a stroke matters
         self.last = nn.Linear(width * size * size, config["features"])
 
     @classmethod
-    def build(cls, settings: Settings) -> Self:
-        """A new encoder of the shape that the settings ask for."""
+    def build(cls, settings: EncoderShape) -> Self:
+        """A new encoder with random weights."""
+        latent_channels, latent_size, _ = settings.latent_shape
         return cls(
             {
                 "channels": settings.encoder.channels,
                 "features": settings.encoder.features,
-                "latent_channels": settings.latent_channels,
-                "latent_size": settings.latent_size,
+                "latent_channels": latent_channels,
+                "latent_size": latent_size,
             }
         )
 

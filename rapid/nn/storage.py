@@ -1,4 +1,4 @@
-"""Weights and configuration of one network in a folder: `config.json` and safetensors, as diffusers lays them out."""
+"""Networks in folders: `config.json` and safetensors weights, in the layout of diffusers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
 class StoredNetwork(nn.Module):
-    """A network that its `config` rebuilds, in a folder with `config.json` and the weights.
+    """A network that is built from `config` alone, and saved to and loaded from a folder.
 
     Args:
-        config: JSON-ready; the only argument of the subclass.
+        config: JSON-ready; the only argument of a subclass's constructor.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -30,26 +30,25 @@ class StoredNetwork(nn.Module):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """A saved network, in evaluation mode.
+        """Load a saved network, in evaluation mode.
 
         Raises:
-            InputError: missing or damaged files, or those of another network.
+            InputError: files are missing, damaged or of another network.
         """
         network = cls(_read_config(folder))
         try:
             network.load_state_dict(load_file(folder / WEIGHTS))
         except (OSError, SafetensorError, RuntimeError):
-            raise InputError(
-                f"{folder}: the weights are missing, damaged or of another network; copy the bundle again"
-            ) from None
+            problem = "the weights are missing, damaged or of another network; copy the bundle again"
+            raise InputError("", problem, folder) from None
         return network.eval()
 
     def save(self, folder: Path) -> None:
-        """Write `config.json` and the weights into an existing or new folder."""
+        """Write `config.json` and the weights to a folder, which is created if necessary."""
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, folder / WEIGHTS)
         (folder / CONFIG).write_text(json.dumps(self.config, indent=2) + "\n", encoding="utf-8")
-        # safetensors lets nobody else read its files; whoever may read the rest of the bundle may read them
+        # safetensors makes its files readable by the owner only; give them the mode of the other files
         shutil.copymode(folder / CONFIG, folder / WEIGHTS)
 
 
@@ -57,5 +56,5 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise InputError(f"{folder}: {CONFIG} is missing or damaged; copy the bundle again") from None
+        raise InputError("", f"{CONFIG} is missing or damaged; copy the bundle again", folder) from None
     return config

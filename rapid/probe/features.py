@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,40 +10,49 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rapid.config.sections import Settings
+from rapid.config.sections import ImageSettings, ProbeSettings
 from rapid.data import to_unit_range
 from rapid.data.augment import augment
 from rapid.probe.network import Probe
-from rapid.training.loop import train
+from rapid.training import Checkpoint
+from rapid.training.public import train
+from rapid.training.recipe import Recipe
 
 HIDDEN = 128
 LABEL_SMOOTHING = 0.1
 BATCH = 500
 
 
-def train_probe(
-    settings: Settings,
+class ProbeRecipe(Recipe):
+    """What the features are made from."""
+
+    image: ImageSettings
+    probe: ProbeSettings
+
+
+def train_features(
+    recipe: ProbeRecipe,
     images: NDArray[np.uint8],
     labels: NDArray[np.int64],
     num_classes: int,
     device: torch.device,
-    checkpoint: Path,
+    checkpoint: Checkpoint,
 ) -> Probe:
     """Train the trunk to tell the public classes apart in augmented views; then set projection and prototypes.
 
     Classes are drawn equally often, however many images they have.
 
     Args:
-        settings: shape and training.
+        recipe: shape and training.
         images: D_pre, uint8 (N, H, W) or (N, H, W, 3).
         labels: int64 (N,).
         num_classes: number of public classes.
         device: where to train.
-        checkpoint: file for the training state.
+        checkpoint: of the training state.
     """
     torch.manual_seed(4)
-    own = settings.probe
-    model = Probe.build(settings, num_classes).to(device)
+    own = recipe.probe
+    model = Probe.build(recipe.image, own, num_classes).to(device)
     head = nn.Sequential(nn.Linear(model.trunk_width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, num_classes)).to(device)
     network = nn.ModuleDict({"trunk": model.trunk, "head": head})
     counts = torch.from_numpy(np.bincount(labels, minlength=num_classes)).double()

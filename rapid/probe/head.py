@@ -1,81 +1,92 @@
-"""Private training of the probe's linear layer, by the same mechanism as the denoiser."""
+"""Private training of the probe's linear layer: one DP-SGD release of full batches."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rapid.config.sections import PrivateSettings
-from rapid.data import ImageSet
-from rapid.dp.ranks import Ranks
-from rapid.dp.releases import Plan
-from rapid.dp.training import MOMENTUM, train_private
-from rapid.probe.features import probe_features
+from rapid.config.sections import PrivateProbeSettings
+from rapid.data import to_unit_range
+from rapid.dp.access import Execution, PrivateAccess
+from rapid.dp.releases import DpSgdSpec, Release
 from rapid.probe.network import Probe
+from rapid.training.optimizers import MOMENTUM, noisy_schedule
 
+NAME = "probe"
 PHYSICAL_BATCH = 4096
 EMA_DECAY = 0.9
 HIGHEST_LEARNING_RATE = 1000.0
 """Where there is next to no noise. Clipped gradients of a linear layer on unit vectors bear such steps."""
 
 
-def train_probe(
-    public: Probe,
-    images: ImageSet,
-    plan: Plan,
-    settings: PrivateSettings,
-    device: torch.device,
-    checkpoint: Path,
-    ranks: Ranks,
-) -> Probe:
-    """Logistic regression on public features by DP gradient descent.
+def probe_spec(dataset_size: int, settings: PrivateProbeSettings) -> DpSgdSpec:
+    """The release of the linear layer: all images in every step."""
+    return DpSgdSpec(
+        name=NAME,
+        title="linear layer of the probe, which labels what is sampled",
+        share=settings.share,
+        dataset_size=dataset_size,
+        expected_batch=dataset_size,
+        steps=settings.steps,
+        clip_norm=settings.clip_norm,
+    )
 
-    Formal guarantee: that of `train_private`, on which it rests; features are a function of each image alone.
+
+def train_head(
+    access: PrivateAccess,
+    public: Probe,
+    settings: PrivateProbeSettings,
+    *,
+    checkpoint_seconds: float = 60.0,
+    noise_source: str = "chacha20",
+) -> Probe:
+    """Logistic regression on public features by DP gradient descent with momentum.
+
+    Formal guarantee: one release of `access`; features are a function of each image alone.
 
     Args:
+        access: its budget lists the release of `probe_spec`, its images are labelled.
         public: the probe of the public bundle; its trunk stays as it is.
-        images: labelled private images of this rank.
-        plan: what is spent.
-        settings: `probe` and the noise source.
-        device: where to train.
-        checkpoint: file for the training state, of the first rank.
-        ranks: the processes that share the work.
+        settings: how much noise the weights may get.
+        checkpoint_seconds: how often the state is saved.
+        noise_source: of the noise.
 
     Returns:
-        A probe of the private classes.
+        A probe of the private classes, in evaluation mode.
     """
-    assert images.labels is not None
-    probe = public.with_classes(len(images.classes)).to(device).requires_grad_(False)
+    device = access.device
+    probe = public.with_classes(len(access.facts.classes)).to(device).requires_grad_(False)
     probe.head.requires_grad_(True)
-    features = probe_features(probe, images.images, device)
-    labels = torch.from_numpy(images.labels).to(device)
+    features = access.map(lambda images: probe.features(to_unit_range(images.numpy(), device)), access.images)
+    labels = access.map(lambda numbers: numbers.to(device), access.labels)
 
-    def losses(indices: Tensor) -> Tensor:
-        indices = indices.to(device)
-        return F.cross_entropy(probe.head(features[indices]), labels[indices], reduction="none")
+    def losses(rows: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(probe.head(rows), targets, reduction="none")
 
-    own = settings.model_copy(
-        update={
-            "optimizer": "momentum",
-            "learning_rate": _learning_rate(plan, settings.probe.weight_noise),
-            "ema_decay": EMA_DECAY,
-            "physical_batch": PHYSICAL_BATCH,
-            "precision": "float32",
-        }
+    release = access.budget.release(NAME)
+    rate = _learning_rate(release, settings.weight_noise)
+    optimizer = torch.optim.SGD(probe.head.parameters(), lr=rate, momentum=MOMENTUM)
+    access.train(
+        NAME,
+        probe.head,
+        losses,
+        [features, labels],
+        optimizer=optimizer,
+        scheduler=noisy_schedule(optimizer, release.spec.steps),
+        ema_decay=EMA_DECAY,
+        execution=Execution(PHYSICAL_BATCH, checkpoint_seconds=checkpoint_seconds, noise_source=noise_source),
     )
-    train_private(probe.head, losses, plan, own, checkpoint, ranks, title="probe")
     return probe.eval()
 
 
-def _learning_rate(plan: Plan, weight_noise: float) -> float:
+def _learning_rate(release: Release, weight_noise: float) -> float:
     """The rate at which the noise of all steps adds up to `weight_noise` in each weight, if it never fell.
 
-    So less noise pays for larger steps. A step adds noise_multiplier * clip_norm / batch, times rate / (1 - momentum).
+    So less noise pays for larger steps. A step adds noise_stddev / batch, times rate / (1 - momentum).
     """
-    step = plan.noise_multiplier * plan.clip_norm / plan.expected_batch / (1 - MOMENTUM)
-    total = step * math.sqrt(plan.steps)
+    step = release.noise_stddev / release.spec.dataset_size / (1 - MOMENTUM)
+    total = step * math.sqrt(release.spec.steps)
     return min(HIGHEST_LEARNING_RATE, weight_noise / total) if total else HIGHEST_LEARNING_RATE

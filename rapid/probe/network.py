@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rapid.config.sections import Settings
+from rapid.config.sections import ImageSettings, ProbeSettings
 from rapid.nn.groups import group_count
 from rapid.nn.storage import StoredNetwork
 
@@ -56,14 +56,14 @@ class Probe(StoredNetwork):
             nn.init.zeros_(self.head.weight)
 
     @classmethod
-    def build(cls, settings: Settings, public_classes: int) -> Self:
+    def build(cls, image: ImageSettings, settings: ProbeSettings, public_classes: int) -> Self:
         """A new probe of the shape that the settings ask for, without a linear layer."""
         return cls(
             {
-                "image_channels": settings.image.channels,
-                "image_size": settings.image.size,
-                "channels": settings.probe.channels,
-                "features": settings.probe.features,
+                "image_channels": image.channels,
+                "image_size": image.size,
+                "channels": settings.channels,
+                "features": settings.features,
                 "public_classes": public_classes,
                 "num_classes": 0,
             }

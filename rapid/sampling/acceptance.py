@@ -1,4 +1,4 @@
-"""Which of many candidate images fill the places of an order, by what the probe sees in them."""
+"""Acceptance by the probe: which candidates fill the places of a request, and how often a candidate is accepted."""
 
 from __future__ import annotations
 
@@ -9,22 +9,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Placed(NamedTuple):
-    """An image at its place."""
+class AcceptanceRate:
+    """Running share of candidates that are accepted, over all requests to a model.
+
+    It starts from two accepted of four, so that it is defined before the first candidate and never 0.
+    """
+
+    def __init__(self) -> None:
+        self._accepted, self._offered = 2.0, 4.0
+
+    @property
+    def value(self) -> float:
+        """Accepted candidates as a share of those offered, in (0, 1]."""
+        return self._accepted / self._offered
+
+    def add(self, accepted: int, offered: int) -> None:
+        """Count `offered` more candidates, `accepted` of which were accepted."""
+        self._accepted += accepted
+        self._offered += offered
+
+
+class Accepted(NamedTuple):
+    """An image and the place in the request that it fills."""
 
     place: int
     candidate: int
-    """The number of the candidate that came there."""
+    """The number of the candidate."""
     image: NDArray[np.uint8]
     """(H, W) or (H, W, 3)."""
 
 
-class Selection:
-    """The places of an order, each of which wants an image of one class.
+class Acceptance:
+    """The places of a request, each of which needs an image of one class.
 
-    Candidates are offered in a fixed order. Each goes to the first open place that wants the class that the probe finds
-    most likely in it, whatever class it was drawn for. So the image of a place depends on the candidates and on the
-    places before it, not on how many places follow.
+    Candidates are offered in a fixed order. The first open place of the class that the probe finds most likely accepts
+    the candidate, whichever class it was drawn for. So the image of a place depends on the candidates and on the
+    earlier places, not on how many places follow. Candidates that no place accepts are kept in reserve.
 
     Args:
         wanted: class of each place, int64 (N,).
@@ -32,48 +52,48 @@ class Selection:
 
     def __init__(self, wanted: NDArray[np.int64]) -> None:
         self.missing = len(wanted)
-        """Places that are still open."""
+        """Number of open places."""
         self._open: dict[int, deque[int]] = defaultdict(deque)
         for place, label in enumerate(wanted.tolist()):
             self._open[label].append(place)
-        self._spare: list[tuple[int, NDArray[np.uint8], NDArray[np.float32]]] = []
+        self._reserve: list[tuple[int, NDArray[np.uint8], NDArray[np.float32]]] = []
 
-    def offer(self, candidate: int, image: NDArray[np.uint8], probabilities: NDArray[np.float32]) -> list[Placed]:
-        """Take the next candidate; returns the place that it fills, if any.
+    def offer(self, candidate: int, image: NDArray[np.uint8], probabilities: NDArray[np.float32]) -> list[Accepted]:
+        """Offer the next candidate; return the place that accepts it, or an empty list.
 
         Args:
             candidate: its number.
             image: uint8 (H, W) or (H, W, 3).
-            probabilities: of each class, by the probe, (classes,).
+            probabilities: of the classes, by the probe, float32 (classes,).
         """
         places = self._open.get(int(probabilities.argmax()))
         if not places:
-            self._spare.append((candidate, image, probabilities))
+            self._reserve.append((candidate, image, probabilities))
             return []
         self.missing -= 1
-        return [Placed(places.popleft(), candidate, image)]
+        return [Accepted(places.popleft(), candidate, image)]
 
     @property
     def can_fill(self) -> bool:
-        """Whether enough is left for the places that are still open."""
-        return self.missing <= len(self._spare)
+        """Whether the reserve is large enough for all open places."""
+        return self.missing <= len(self._reserve)
 
-    def fill(self) -> list[Placed]:
-        """Fill the places that are still open with what is left.
+    def fill(self) -> list[Accepted]:
+        """Fill all open places from the reserve.
 
-        Each gets the candidate in which the probe finds its class most likely.
+        Class by class, the places get the candidates in which the probe finds their class most likely.
 
         Raises:
-            ValueError: there were fewer candidates than places.
+            ValueError: the reserve is too small.
         """
-        if self.missing > len(self._spare):
-            raise ValueError(f"{self.missing} places are open, and {len(self._spare)} candidates are left")
-        placed = []
+        if not self.can_fill:
+            raise ValueError(f"{self.missing} places are open, but only {len(self._reserve)} candidates are in reserve")
+        filled = []
         for label, places in sorted(self._open.items()):
-            best = sorted(range(len(self._spare)), key=lambda index: -self._spare[index][2][label])[: len(places)]
-            placed += [Placed(place, *self._spare[index][:2]) for place, index in zip(places, best, strict=True)]
-            taken = set(best)
-            self._spare = [spare for index, spare in enumerate(self._spare) if index not in taken]
+            best = sorted(range(len(self._reserve)), key=lambda index: -self._reserve[index][2][label])[: len(places)]
+            filled += [Accepted(place, *self._reserve[index][:2]) for place, index in zip(places, best, strict=True)]
+            used = set(best)
+            self._reserve = [kept for index, kept in enumerate(self._reserve) if index not in used]
             places.clear()
         self.missing = 0
-        return placed
+        return filled

@@ -1,4 +1,4 @@
-"""Training state on disk: written beside and renamed, saved at intervals and when training is stopped."""
+"""Training state on disk: written beside and renamed into place, at intervals and when training stops."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ class Checkpoint:
 
     Args:
         path: the file.
-        state: returns what is to be saved: tensors, numbers, strings, and dicts and lists of these.
-        interval: seconds between two times that `save_sometimes` saves.
+        interval: seconds between two saves of `save_if_due`.
     """
 
-    def __init__(self, path: Path, state: Callable[[], dict[str, Any]], interval: float = INTERVAL_SECONDS) -> None:
+    def __init__(self, path: Path, interval: float = INTERVAL_SECONDS) -> None:
         self.path = path
-        self._state = state
         self._interval = interval
         self._saved = time.monotonic()
 
@@ -42,20 +40,20 @@ class Checkpoint:
         try:
             state: dict[str, Any] = torch.load(self.path, weights_only=True, map_location="cpu")
         except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
-            raise RapidError(f"{self.path}: the checkpoint is damaged ({error}); remove it to start afresh") from error
+            raise RapidError(f"{self.path}: the checkpoint is damaged ({error}); remove it to start again") from error
         return state
 
-    def save(self) -> None:
-        """Save now."""
+    def save(self, state: dict[str, Any]) -> None:
+        """Save `state`: tensors, numbers, strings, and dicts and lists of these."""
         with replacing(self.path) as target:
-            torch.save(self._state(), target)
+            torch.save(state, target)
         self._saved = time.monotonic()
 
-    def save_sometimes(self) -> None:
-        """Save if the last time was `interval` ago."""
+    def save_if_due(self, state: Callable[[], dict[str, Any]]) -> None:
+        """Save if the last save was `interval` ago; `state` is called only then."""
         if time.monotonic() - self._saved > self._interval:
-            self.save()
+            self.save(state())
 
     def remove(self) -> None:
-        """Remove the file: the training is done and its result written."""
+        """Remove the file: the training is done and its result is stored."""
         self.path.unlink(missing_ok=True)

@@ -1,83 +1,149 @@
-"""The training loop of the public networks: Adam, warm-up and cosine, EMA, resumable."""
+"""The one training loop: every network of rapid is trained by it, public and private ones alike."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from rapid.config.sections import Training
+from rapid.errors import Stopped
 from rapid.progress import Progress
+from rapid.stopping import check_stop
+from rapid.training.average import weight_average
 from rapid.training.checkpoint import Checkpoint
-from rapid.training.ema import Ema
 
-Loss = Callable[[torch.Generator], Tensor]
-"""Draws a batch with the given generator and returns its loss, a scalar."""
+Backward = Callable[[int], str | None]
+"""Step from 0 -> None: fills `.grad` of the trained parameters; a returned text is shown with the progress."""
 
 
-def train(title: str, network: nn.Module, loss: Loss, settings: Training, checkpoint: Path) -> None:
-    """Train `network` in place and leave the averaged weights in it.
+class Stateful(Protocol):
+    """Anything with a state that checkpoints can hold, such as an optimiser."""
 
-    The generator of step n is seeded by n, so that a resumed run draws what an uninterrupted one would have drawn.
+    def state_dict(self) -> Any:
+        """For a checkpoint."""
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Continue from a checkpoint."""
+
+
+class Trainer:
+    """Steps of one training, which can be stopped between any two of them and resumed.
+
+    The state is saved only when a step is whole: `check_stop` is called between steps, never within one. An exception
+    from within a step saves nothing, so the last checkpoint stands.
 
     Args:
-        title: shown with the progress.
-        network: its parameters that require gradients are trained.
-        loss: see `Loss`; draws on the CPU generator that it is given.
-        settings: steps, learning rate, warm-up, EMA.
-        checkpoint: file for the state; training goes on from it if it is there. The caller removes it.
+        network: its parameters are trained in place.
+        optimizer: of the trained parameters.
+        scheduler: of the learning rate; one step of it follows each step of the optimiser.
+        ema_decay: largest decay of the weight average that `run` leaves in the network; None: no average.
+        extra: other parts of the state, by name, such as a GAN's generator and its optimiser.
     """
-    parameters = [p for p in network.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(parameters, lr=settings.learning_rate)
-    ema = Ema(network, settings.ema_decay)
-    done = 0
 
-    def state() -> dict[str, Any]:
-        return {
-            "step": done,
-            "network": network.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "ema": ema.state_dict(),
-        }
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: LRScheduler,
+        *,
+        ema_decay: float | None = None,
+        extra: Mapping[str, Stateful] | None = None,
+    ) -> None:
+        self.network = network
+        self.optimizer = optimizer
+        self.steps_done = 0
+        self._average = None if ema_decay is None else weight_average(network, ema_decay)
+        self._parts: dict[str, Stateful] = {"network": network, "optimizer": optimizer, "scheduler": scheduler}
+        if self._average is not None:
+            self._parts["average"] = self._average
+        self._scheduler = scheduler
+        self._parts |= {f"extra.{name}": part for name, part in (extra or {}).items()}
 
-    saver = Checkpoint(checkpoint, state)
-    if (saved := saver.load()) is not None:
-        done = saved["step"]
-        network.load_state_dict(saved["network"])
-        optimizer.load_state_dict(saved["optimizer"])
-        ema.load_state_dict(saved["ema"])
-    network.train()
-    try:
-        with Progress(title, settings.steps, done=done) as progress:
-            while done < settings.steps:
-                for group in optimizer.param_groups:
-                    group["lr"] = learning_rate(settings, done)
-                value = loss(torch.Generator().manual_seed(done))
-                optimizer.zero_grad()
-                value.backward()
-                optimizer.step()
-                ema.update(network)
-                done += 1
-                if done % 10 == 0:
-                    progress.note(f"loss {value.item():.4f}")
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, for a checkpoint."""
+        return {"step": self.steps_done} | {name: part.state_dict() for name, part in self._parts.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
+        self.steps_done = state["step"]
+
+    def run(
+        self,
+        steps: int,
+        backward: Backward,
+        *,
+        title: str,
+        checkpoint: Checkpoint | None = None,
+        between_steps: Callable[[int], None] | None = None,
+        shown: bool = True,
+    ) -> None:
+        """Take the steps that are left of `steps`, then put the averaged weights into the network.
+
+        Args:
+            steps: in all, with those of earlier runs.
+            backward: see `Backward`.
+            title: shown with the progress.
+            checkpoint: where the state is saved; None: nowhere.
+            between_steps: called after each step with the number of steps done, such as a GAN's generator step.
+            shown: whether progress is shown.
+
+        Raises:
+            Stopped: a stop was requested; the state after the last whole step is saved.
+        """
+
+        def save() -> None:
+            if checkpoint is not None:
+                checkpoint.save(self.state_dict())
+
+        with Progress(title, steps, done=self.steps_done, shown=shown) as progress:
+            while self.steps_done < steps:
+                try:
+                    check_stop()
+                except Stopped:
+                    save()
+                    raise
+                self.step(backward, progress)
+                if between_steps is not None:
+                    between_steps(self.steps_done)
                 progress.advance()
-                saver.save_sometimes()
-    except KeyboardInterrupt:
-        saver.save()
-        raise
-    saver.save()
-    ema.copy_to(network)
-    network.eval()
+                if checkpoint is not None:
+                    checkpoint.save_if_due(self.state_dict)
+        save()
+        self.use_average()
+
+    def step(self, backward: Backward, progress: Progress | None = None) -> None:
+        """Take one step; `steps_done` rises when all of it is done."""
+        self.optimizer.zero_grad()
+        note = backward(self.steps_done)
+        self.optimizer.step()
+        self._scheduler.step()
+        if self._average is not None:
+            self._average.update_parameters(self.network)
+        self.steps_done += 1
+        if note is not None and progress is not None:
+            progress.note(note)
+
+    def use_average(self) -> None:
+        """Put the averaged weights into the network, if there is an average and it has seen a step."""
+        if self._average is not None and self.steps_done:
+            self.network.load_state_dict(self._average.module.state_dict())
 
 
-def learning_rate(settings: Training, step: int) -> float:
-    """Learning rate of step 0..steps-1: a linear rise over `warmup_steps`, then half a cosine down to 0."""
-    warmup = min(settings.warmup_steps, settings.steps // 2)
-    if step < warmup:
-        return settings.learning_rate * (step + 1) / warmup
-    share = (step - warmup) / max(1, settings.steps - warmup)
-    return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
+def warmup_cosine(
+    optimizer: torch.optim.Optimizer, steps: int, *, warmup_steps: int, final_share: float = 0.0
+) -> LambdaLR:
+    """A linear rise of the learning rate over `warmup_steps`, then half a cosine down to `final_share` of it."""
+
+    def share(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / warmup_steps
+        done = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
+        return final_share + (1 - final_share) * 0.5 * (1 + math.cos(math.pi * done))
+
+    return LambdaLR(optimizer, share)

@@ -1,24 +1,24 @@
-"""A model behind HTTP: `server.app.create_app` makes the application, `server.run.serve` runs it.
+"""A model behind HTTP: `rapid_server.app.create_app` makes the application, `rapid_server.run.serve` runs it.
 
-run.py         the process: port, signals, shutdown
-settings.py    what the server is told: flags, environment, settings file, defaults
-entries.py     what stands in the lists of the settings
-app.py         the application: its endpoints, wired together
-generation.py  the endpoints that make images
-schemas.py     what is asked and what is answered; a request is checked here
-negotiate.py   the Accept header: JSON, PNG, zip, JSON lines, server-sent events
-responses.py   images in each of these forms, collected or streamed
-catalogue.py   the models by their names, and what is said of them
-engine.py      the one thread that owns the models; requests wait here
-line.py        one model at work: orders in, steps, images out
-schedule.py    whose images take the next step
-connections.py whoever opens a connection must ask something, and take the answer
-auth.py        who asks: tokens
-limits.py      bounds on a request's head and body
-refusals.py    an answer before the body was read
-headers.py     headers that every answer has
-failures.py    what goes wrong: a plain answer, a trace in the log
-logs.py        a line for each request
-metrics.py     numbers for Prometheus
-static/        the page at `/` and the one at `/docs`; plain files, nothing loaded from elsewhere
+run.py                 the process: port, signals, shutdown
+settings.py            server settings: flags, environment, settings file, defaults
+setting_types.py       parsing and checking of the entries of list settings
+app.py                 the application: endpoints and middleware, wired together
+generation.py          the endpoints that make images
+schemas.py             request and response bodies, and the validation of requests
+negotiate.py           the Accept header: JSON, PNG, zip, JSON lines, server-sent events
+responses.py           images in each of these formats, collected or streamed
+models.py              the models by name, and their descriptions
+engine.py              the thread that owns the models, and the queue of requests
+worker.py              one model: requests in, steps, images out
+scheduler.py           which requests take part in the next step
+connections.py         timeouts and limits of HTTP connections
+auth.py                bearer tokens
+limits.py              maximum sizes of a request's head and body
+rejection.py           responses that are sent before the body was read
+headers.py             security headers
+exception_handlers.py  a plain response for each exception; tracebacks go to the log
+logs.py                log format, and one line per request
+metrics.py             Prometheus metrics
+static/                the pages at `/` and `/docs`; plain files, nothing is loaded from other origins
 """

@@ -1,6 +1,6 @@
-"""Who asks: tokens, and the middleware that wants one.
+"""Bearer tokens, and the middleware that requires one.
 
-A token has 256 random bits, so its SHA-256 tells nothing of it, and no slow hash is needed. Only hashes are kept.
+A token has 256 random bits, so nobody can find it from its SHA-256, and no slow hash is needed. Only hashes are stored.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from pydantic import SecretStr
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rapid_server.entries import split_token
-from rapid_server.refusals import refuse
+from rapid_server.rejection import reject
+from rapid_server.setting_types import split_token
 
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/docs", "/openapi.json"})
-"""What is answered without a token: probes cannot send one, and the page asks for it."""
+"""Paths that need no token: health checks cannot send one, and the page asks the user for it."""
 OPEN_FOLDER = "/static/"
 
 
 def new_token() -> str:
-    """Make a token; the prefix lets secret scanners, and people, know what they see."""
+    """Make a token; by the prefix, secret scanners and people recognise it."""
     return "rapid_" + secrets.token_urlsafe(32)
 
 
 def hash_token(token: str) -> str:
-    """SHA-256 of a token in hexadecimal digits."""
+    """SHA-256 of a token, in hexadecimal."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 class Tokens:
-    """The known tokens. A client may have several, so that an old one can be replaced while it is still in use."""
+    """The hashes of the known tokens. A client may have several, so that one can be replaced while it is in use."""
 
     def __init__(self, entries: Iterable[SecretStr]) -> None:
-        """Take `NAME:HASH` entries; raises ValueError if one is malformed."""
+        """Parse `NAME:HASH` entries; raises ValueError if one is malformed."""
         self._known = [split_token(entry) for entry in entries]
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Whether there are tokens."""
         return bool(self._known)
 
     def client_of(self, authorization: str | None) -> str | None:
-        """The name of the client that sent the header `Authorization: Bearer TOKEN`, or None.
+        """The client that sent the header `Authorization: Bearer TOKEN`, or None if the token is unknown.
 
-        All hashes are compared, each in constant time: how long it takes does not tell which one is near.
+        All hashes are compared, each in constant time, so that the duration reveals nothing about them.
         """
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
@@ -60,9 +60,9 @@ class Tokens:
 
 
 class RequireToken:
-    """ASGI middleware: without a known token 401, but for `OPEN_PATHS`; anyone is let in if there are no tokens.
+    """ASGI middleware: responds 401 without a known token, except on `OPEN_PATHS`, or if there are no tokens at all.
 
-    The name of the client, or its IP address where it has none, is left in `scope["state"]["client"]`.
+    It stores the name of the client, or its IP address without one, in `scope["state"]["client"]`.
     """
 
     def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
@@ -70,22 +70,22 @@ class RequireToken:
         self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it before its body is read."""
+        """Pass the request on, or reject it before its body is read."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         sent = Headers(scope=scope).getlist("authorization")
         client = self._tokens.client_of(sent[0]) if len(sent) == 1 else None
         if client is None and self._tokens and not _is_open(scope["path"]):
-            detail = "this token is not known here" if sent else "send the header Authorization: Bearer TOKEN"
-            await refuse(scope, receive, send, 401, detail, {"WWW-Authenticate": "Bearer"})
+            detail = "unknown token" if sent else "send the header Authorization: Bearer TOKEN"
+            await reject(scope, receive, send, 401, detail, {"WWW-Authenticate": "Bearer"})
             return
         scope.setdefault("state", {})["client"] = client or peer(scope)
         await self._app(scope, receive, send)
 
 
 def peer(scope: Scope) -> str:
-    """The IP address at the other end."""
+    """The IP address of the other end."""
     return str(scope["client"][0]) if scope.get("client") else "unknown"
 
 

@@ -1,4 +1,4 @@
-"""Connections: whoever opens one must also ask something, and take the answer."""
+"""HTTP connections: timeouts for clients that neither send nor read, and a limit on how many are open."""
 
 from __future__ import annotations
 
@@ -15,44 +15,51 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rapid_server.refusals import LINGER_SECONDS, refuse
+from rapid_server.rejection import LINGER_SECONDS, reject
 
 HEADER_SECONDS = 20.0
 STALLED_SECONDS = 60.0
 SILENT_SECONDS = 10.0
 PROBE_SECONDS = 0.5
 RETRY_SECONDS = 5
-_CROWDED = "crowded"
+_EXCESS = "excess_connection"
 
 
 def uvicorn_config(app: ASGIApp, max_connections: int, grace_seconds: float) -> uvicorn.Config:
-    """How uvicorn serves `app`."""
+    """Uvicorn's configuration for `app`.
+
+    Args:
+        app: the application.
+        max_connections: beyond it, a connection gets one 503 (see `RejectExcessConnections`).
+        grace_seconds: how long running requests may take after a signal.
+    """
     return uvicorn.Config(
         app,
-        http=ImpatientProtocol,
+        http=TimeoutProtocol,
         log_config=None,
         log_level="warning",
         access_log=False,
         server_header=False,
-        # what a client says of its own address would get it round its limit
+        # a client that chose its own address could evade its limit
         proxy_headers=False,
         ws="none",
         lifespan="on",
         limit_concurrency=max_connections,
-        # a little more, for the answers to those that were refused
+        # slightly longer, for the responses to rejected requests
         timeout_graceful_shutdown=math.ceil(grace_seconds) + 2,
     )
 
 
-class ImpatientProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, always by h11, whose bounds on a request's head are known, and more careful with connections.
+class TimeoutProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 protocol with stricter connections; always h11, whose limits for a request's head are known.
 
-    - One on which no request is complete for `header_seconds` is closed; uvicorn itself waits for ever.
-    - One whose client takes nothing of its answer for `stalled_seconds` is cut off.
-    - A client may close its own half of the connection once it has asked, and gets its answer. It may as well have gone
-      altogether, which looks the same: it is sent `100 Continue`, and if it has gone the connection breaks. In the
-      middle of an answer nothing can be sent but the answer: where there is none for `silent_seconds`, it has gone.
-    - One too many is answered by 503 (see `RefuseCrowd`), and what is not HTTP by 400, both as JSON.
+    - A connection on which no request is complete within `header_seconds` is closed; uvicorn itself waits for ever.
+    - A connection whose client reads nothing of its response for `stalled_seconds` is reset.
+    - A client may close its sending side after the request and still get its response. A client that has gone looks the
+      same, so it is sent `100 Continue`; if it has gone, the connection breaks. Within a response nothing else can be
+      sent: a client whose response makes no progress for `silent_seconds` counts as gone.
+    - A connection beyond the limit gets 503 (see `RejectExcessConnections`), and data that is not HTTP gets 400, both
+      with JSON bodies.
     """
 
     header_seconds = HEADER_SECONDS
@@ -61,56 +68,62 @@ class ImpatientProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._most, self.limit_concurrency = self.limit_concurrency, None
-        self._clock: asyncio.TimerHandle | None = None
-        self._prober: asyncio.TimerHandle | None = None
-        self._seen: Any = None
+        # uvicorn's own 503 is plain text
+        self._limit, self.limit_concurrency = self.limit_concurrency, None
+        self._check_timer: asyncio.TimerHandle | None = None
+        self._probe_timer: asyncio.TimerHandle | None = None
+        self._checked_cycle: Any = None
         self._sent = self._probed = 0
-        self._ended = self._refused = False
+        self._half_closed = self._rejected = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the clock."""
-        self._counting = _Counting(transport)
+        """Start the timeouts."""
+        self._counting = _CountingTransport(transport)
         super().connection_made(self._counting)  # type: ignore[arg-type]
-        if self._most is not None and len(self.connections) > self._most:
-            self.app_state = self.app_state | {_CROWDED: True}
-        self._moved = self.loop.time()
-        self._look()
+        if self._limit is not None and len(self.connections) > self._limit:
+            self.app_state = self.app_state | {_EXCESS: True}
+        self._progress_time = self.loop.time()
+        self._check()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop it."""
-        for timer in (self._clock, self._prober):
+        """Stop the timeouts."""
+        for timer in (self._check_timer, self._probe_timer):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take a part of a request; what comes after a refusal is dropped."""
-        if not self._refused:
+        """Take part of a request; data after a rejection is dropped."""
+        if not self._rejected:
             super().data_received(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more. True: the connection stays open for the answer."""
-        asked = self.cycle is not None and not self.cycle.response_complete
-        if self._refused or not asked or self.conn.their_state is h11.SEND_BODY or self.scope["http_version"] == "1.0":
-            # before 1.1 there is no `100 Continue` to ask with
+        """The client has closed its sending side; return True to keep the connection open for the response."""
+        waiting = self.cycle is not None and not self.cycle.response_complete
+        if (
+            self._rejected
+            or not waiting
+            or self.conn.their_state is h11.SEND_BODY
+            or self.scope["http_version"] == "1.0"
+        ):
+            # HTTP/1.0 has no `100 Continue` to probe with
             return False
-        if not self._ended:
-            self._ended = True
-            self._spoke = self.loop.time()
-            # an answer that comes at once needs no question
-            self._prober = self.loop.call_later(PROBE_SECONDS, self._probe)
+        if not self._half_closed:
+            self._half_closed = True
+            self._wrote_time = self.loop.time()
+            # a response within this time needs no probe
+            self._probe_timer = self.loop.call_later(PROBE_SECONDS, self._probe)
         return True
 
     def on_response_complete(self) -> None:
-        """Close the connection of a client that sends no more, when all is answered."""
+        """Close the connection of a client that has closed its sending side, after its last response."""
         super().on_response_complete()
-        if self._ended and self.cycle.response_complete:
+        if self._half_closed and self.cycle.response_complete:
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, if there is still an answer to give."""
-        self._refused = True
+        """Respond 400 to data that is not HTTP, unless a response has already started."""
+        self._rejected = True
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE) or self.transport.is_closing():
             self.transport.close()
             return
@@ -123,32 +136,33 @@ class ImpatientProtocol(H11Protocol):
         ):
             self.transport.write(self.conn.send(event) or b"")
         if self.cycle is not None and not self.cycle.response_complete:
-            # whoever was reading the body is told that there is no more, and nobody writes behind this answer
+            # ends the endpoint that reads the body, and nothing is written after this response
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        # closed with unread bytes, the connection would be reset, and the answer lost
+        # closing with unread bytes would reset the connection, and the response would be lost
         self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
+        """Close the connection if it is idle or stalled; runs every `header_seconds`."""
         unsent = self.transport.get_write_buffer_size()
-        # the system takes more only when a good part of its megabytes has gone: a slow client would look like none
-        sent, now = self._counting.written - unsent - self._in_system(), self.loop.time()
+        # the kernel's buffers hold megabytes: without them, a slow reader would look like none
+        sent, now = self._counting.written - unsent - self._in_kernel(), self.loop.time()
         if not unsent or sent != self._sent:
-            self._sent, self._moved = sent, now
-        elif now - self._moved >= self.stalled_seconds:
-            self._cut()
+            self._sent, self._progress_time = sent, now
+        elif now - self._progress_time >= self.stalled_seconds:
+            self._reset()
             return
-        if self._clock is not None:
+        if self._check_timer is not None:
             idle = self.cycle is None or self.cycle.response_complete
-            if idle and self.cycle is self._seen:
-                # when what is unsent has left
+            if idle and self.cycle is self._checked_cycle:
+                # flushes what is unsent first
                 self.transport.close()
-            self._seen = self.cycle
-        self._clock = self.loop.call_later(self.header_seconds, self._look)
+            self._checked_cycle = self.cycle
+        self._check_timer = self.loop.call_later(self.header_seconds, self._check)
 
-    def _in_system(self) -> int:
-        """Bytes that the system has, and the client not; 0 where it does not tell."""
+    def _in_kernel(self) -> int:
+        """Bytes in the kernel's send buffer; 0 on systems that do not report them."""
         try:
             import fcntl
             import termios
@@ -158,30 +172,30 @@ class ImpatientProtocol(H11Protocol):
             return 0
         return int.from_bytes(answer, sys.byteorder)
 
-    def _cut(self) -> None:
-        """Forget what is unsent, in the system's buffers as well."""
+    def _reset(self) -> None:
+        """Reset the connection; unsent bytes are dropped, also in the kernel."""
         connection = self.transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
     def _probe(self) -> None:
-        """To a client that has gone altogether the second write fails."""
+        """Find out whether a half-closed client is still there: if not, the second write fails."""
         if self.transport.is_closing():
             return
         if not self.cycle.response_started:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         now = self.loop.time()
         if self._counting.written != self._probed:
-            self._probed, self._spoke = self._counting.written, now
-        elif now - self._spoke > self.silent_seconds:
-            self._cut()
+            self._probed, self._wrote_time = self._counting.written, now
+        elif now - self._wrote_time > self.silent_seconds:
+            self._reset()
             return
-        self._prober = self.loop.call_later(PROBE_SECONDS, self._probe)
+        self._probe_timer = self.loop.call_later(PROBE_SECONDS, self._probe)
 
 
-class _Counting:
-    """A transport that knows how many bytes it was given."""
+class _CountingTransport:
+    """A transport that counts the bytes written to it."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -191,21 +205,21 @@ class _Counting:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send `data` when there is room."""
+        """Count and send `data`."""
         self.written += len(data)
         self._transport.write(data)
 
 
-class RefuseCrowd:
-    """ASGI middleware: a request on one connection too many is answered by 503, and the connection closed."""
+class RejectExcessConnections:
+    """ASGI middleware: responds 503 on a connection beyond the limit, and closes it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it."""
-        if not scope.get("state", {}).get(_CROWDED):
+        """Pass the request on, or reject it."""
+        if not scope.get("state", {}).get(_EXCESS):
             await self._app(scope, receive, send)
             return
         headers = {"Retry-After": str(RETRY_SECONDS), "Connection": "close"}
-        await refuse(scope, receive, send, 503, "too many connections are open", headers)
+        await reject(scope, receive, send, 503, "too many connections are open", headers)

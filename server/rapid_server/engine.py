@@ -1,4 +1,4 @@
-"""The engine: the one thread that owns the models, and how requests come to it and images come back."""
+"""The engine: the thread that owns the models, the queue of requests before it, and the images that come back."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rapid.errors import RapidError
-from rapid_server.line import Line, Made, Step
+from rapid_server.worker import ImageDone, Step, Worker
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from rapid.methods.rapid.generator import Generator
-    from rapid.sampling.request import Order
+    from rapid.sampling.generator import Generator
+    from rapid.sampling.request import Request
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,14 +32,14 @@ class EngineStoppedError(RapidError):
 
 
 class EngineFailedError(RapidError):
-    """A step failed; the log says how."""
+    """A step failed; the traceback is in the log."""
 
 
 class EngineFullError(RapidError):
-    """Too many images are waiting.
+    """The queue is full.
 
     Attributes:
-        retry_after: seconds after which there is probably room.
+        retry_after: seconds until there is probably room.
     """
 
     def __init__(self, message: str, retry_after: int) -> None:
@@ -48,69 +48,71 @@ class EngineFullError(RapidError):
 
 
 class ClientFullError(EngineFullError):
-    """Too many images are waiting for this one client."""
+    """The queue is full for one client."""
 
 
-class Watcher(Protocol):
-    """Is told what the engine does, in its thread."""
+class Observer(Protocol):
+    """Gets a report of each step, in the engine's thread."""
 
     def stepped(self, model: str, batch: int, step: Step) -> None:
-        """After each step."""
+        """Called after each step of a model."""
 
 
 @dataclass(eq=False)
 class Job:
-    """A request's images, as they are made: `async for made in job`.
+    """A request in the engine; iterate over it with `async for` to get its images in batches.
 
     Attributes:
-        order: what was asked for.
+        request: what was asked for.
         model: name of the model.
-        client: whose it is.
-        taken: images that are sent: they need no memory any more.
+        client: who sent it.
+        sent: number of images that were sent; they need no memory any more.
+        cancelled: whether `cancel` was called.
     """
 
-    order: Order
+    request: Request
     model: str
     client: str
     _engine: Engine
     _loop: asyncio.AbstractEventLoop
-    _found: asyncio.Queue[list[Made] | Exception] = field(default_factory=asyncio.Queue)
+    _results: asyncio.Queue[list[ImageDone] | Exception] = field(default_factory=asyncio.Queue)
     cancelled: bool = False
-    taken: int = 0
+    sent: int = 0
 
     @property
     def held(self) -> int:
-        """Images that wait, are being made, or are made and not yet sent."""
-        return 0 if self.cancelled else self.order.count - self.taken
+        """Images that are queued, being made, or made and not yet sent."""
+        return 0 if self.cancelled else self.request.count - self.sent
 
-    async def __aiter__(self) -> AsyncIterator[list[Made]]:
-        """Images in the order in which they are done; raises what ended the job before its time."""
-        left = self.order.count
+    async def __aiter__(self) -> AsyncIterator[list[ImageDone]]:
+        """Images in the order in which they are finished; raises the exception that ended the job early."""
+        left = self.request.count
         while left:
-            found = await self._found.get()
-            if isinstance(found, Exception):
-                raise found
-            left -= len(found)
-            yield found
+            result = await self._results.get()
+            if isinstance(result, Exception):
+                raise result
+            left -= len(result)
+            yield result
 
     def cancel(self) -> None:
-        """Nobody waits any more: its rows are free before the next step. To be called when all is sent, too."""
+        """End the job; its rows are free before the next step. Call it also when all images have been sent."""
         self.cancelled = True
         self._engine.wake()
 
-    def tell(self, found: list[Made] | Exception) -> None:
-        """From the engine's thread to whoever waits; nobody may, if their loop is closed."""
+    def put(self, result: list[ImageDone] | Exception) -> None:
+        """Pass a result from the engine's thread to the job's event loop."""
         try:
-            self._loop.call_soon_threadsafe(self._found.put_nowait, found)
+            self._loop.call_soon_threadsafe(self._results.put_nowait, result)
         except RuntimeError:
+            # the loop is closed, so nobody waits
             self.cancelled = True
 
 
-class _Asked(NamedTuple):
-    """A picture that somebody waits for."""
+class _RecordRequest(NamedTuple):
+    """A request for the image of a knowledge base record."""
 
     model: str
-    entry: int
+    record: int
     future: Future[NDArray[np.uint8]]
 
 
@@ -118,19 +120,22 @@ class _Work(NamedTuple):
     """What the thread does next."""
 
     model: str | None
-    """Takes a step."""
-    asked: _Asked | None
+    """The model that takes a step."""
+    record: _RecordRequest | None
 
 
 class Engine:
-    """Runs models in a thread of its own; several share the time evenly while they have orders.
+    """Runs models in a thread of its own. Models that have requests get equal shares of the time.
 
     Args:
         generators: models by name.
-        batch: most rows of a step; None: measured.
-        max_queued: images of all clients that wait, are being made, or are made and not yet sent.
-        max_client: the same, of one client.
-        watcher: is told of each step.
+        batch: maximum rows of a step; None measures it at the start.
+        max_queued: maximum images of all clients that are queued, being made, or made and not yet sent.
+        max_client: the same for one client.
+        observer: gets a report of each step.
+
+    Attributes:
+        ready: set when each model has made its first image, and cleared when the engine accepts no more requests.
     """
 
     def __init__(
@@ -140,34 +145,33 @@ class Engine:
         batch: int | None = None,
         max_queued: int = 50_000,
         max_client: int = 20_000,
-        watcher: Watcher | None = None,
+        observer: Observer | None = None,
     ) -> None:
-        self._lines = {name: Line(generator, batch) for name, generator in generators.items()}
+        self._workers = {name: Worker(generator, batch) for name, generator in generators.items()}
         self._jobs: dict[str, list[Job]] = {name: [] for name in generators}
-        self._spent = dict.fromkeys(generators, 0.0)
-        # of the last hundred steps or so
-        self._images = self._seconds = 0.0
-        self._asked: deque[_Asked] = deque()
-        # of those whose answers are not yet sent; whatever becomes of an answer, a job that nobody knows does not count
+        self._seconds_used = dict.fromkeys(generators, 0.0)
+        # decaying sums over about the last fifty steps
+        self._recent_images = self._recent_seconds = 0.0
+        self._records: deque[_RecordRequest] = deque()
+        # jobs whose responses are not complete; weak, so that a job that was lost somewhere does not count for ever
         self._open: weakref.WeakSet[Job] = weakref.WeakSet()
         self._max_queued, self._max_client = max_queued, max_client
-        self._watcher = watcher
+        self._observer = observer
         self._changed = threading.Condition()
         self._draining = self._stopping = False
         self.ready = threading.Event()
-        """Set when each model has made its first image, until intake ends."""
         self._thread = threading.Thread(target=self._run, name="rapid-engine", daemon=True)
         self._thread.start()
 
     @property
     def queued(self) -> int:
-        """Images that wait or are being made."""
+        """Images that are queued or being made."""
         with self._changed:
-            return sum(job.order.missing for jobs in self._jobs.values() for job in jobs)
+            return sum(job.request.missing for jobs in self._jobs.values() for job in jobs)
 
     @property
     def idle(self) -> bool:
-        """Whether there is no job."""
+        """Whether there are no jobs."""
         with self._changed:
             return not any(self._jobs.values())
 
@@ -181,179 +185,186 @@ class Engine:
         *,
         client: str = "",
     ) -> Job:
-        """Take a request, from a coroutine; see `Generator.order` for the arguments.
+        """Queue a request; call it from a coroutine. For the arguments see `rapid.sampling.generate.make_request`.
 
         Raises:
-            InputError: an argument out of range.
-            EngineFullError: too many images wait; ClientFullError: too many of this client.
-            EngineStoppedError: the engine takes no more.
+            InputError: an argument is out of range.
+            EngineFullError: the queue is full; ClientFullError if it is full for this client.
+            EngineStoppedError: the engine accepts no more requests.
         """
-        order = self._lines[model].generator.order(count, labels, seed, steps)
-        job = Job(order, model, client, self, asyncio.get_running_loop())
+        request = self._workers[model].make_request(count, labels, seed, steps)
+        job = Job(request, model, client, self, asyncio.get_running_loop())
         with self._changed:
             if self._draining or self._stopping:
                 raise EngineStoppedError
-            # with those that are made and not yet sent: who reads slowly must not fill the memory
+            # images that are made and not yet sent count: slow readers must not fill the memory
             held = [(job.client, job.held) for job in self._open]
-            own = sum(images for whose, images in held if whose == client)
+            own = sum(images for owner, images in held if owner == client)
             total = sum(images for _, images in held)
             if own + count > self._max_client:
-                words = f"{own} of your images are waiting, and at most {self._max_client} may: ask for fewer, or later"
-                raise ClientFullError(words, self._seconds_until(own + count - self._max_client))
+                problem = f"{own} of your images are waiting, of at most {self._max_client}: ask for fewer, or later"
+                raise ClientFullError(problem, self._seconds_for(own + count - self._max_client))
             if total + count > self._max_queued:
-                words = f"{total} images are waiting, and at most {self._max_queued} may: ask for fewer, or later"
-                raise EngineFullError(words, self._seconds_until(total + count - self._max_queued))
+                problem = f"{total} images are waiting, of at most {self._max_queued}: ask for fewer, or later"
+                raise EngineFullError(problem, self._seconds_for(total + count - self._max_queued))
             self._jobs[model].append(job)
             self._open.add(job)
             self._changed.notify()
         return job
 
-    async def picture(self, model: str, entry: int) -> NDArray[np.uint8]:
-        """The public image of an entry of a model's knowledge base, made between two steps.
+    async def record_image(self, model: str, record: int) -> NDArray[np.uint8]:
+        """The public image of a knowledge base record, made between two steps; uint8 (H, W) or (H, W, 3).
 
         Raises:
-            InputError: no such entry.
-            EngineStoppedError: the engine takes no more.
+            InputError: there is no such record.
+            EngineStoppedError: the engine is stopping.
         """
         future: Future[NDArray[np.uint8]] = Future()
         with self._changed:
             if self._stopping:
                 raise EngineStoppedError
-            self._asked.append(_Asked(model, entry, future))
+            self._records.append(_RecordRequest(model, record, future))
             self._changed.notify()
         return await asyncio.wrap_future(future)
 
     def wake(self) -> None:
-        """Something has changed."""
+        """Make the thread look at the jobs again."""
         with self._changed:
             self._changed.notify()
 
     def drain(self) -> None:
-        """Take no more requests; those that are there go on."""
+        """Accept no more requests; the current jobs go on."""
         with self._changed:
             self._draining = True
             self.ready.clear()
 
     def stop(self) -> None:
-        """Take no more requests, and let those that are there fail with EngineStoppedError; returns at once."""
+        """Accept no more requests, and end the current jobs with EngineStoppedError; return at once."""
         self.drain()
         with self._changed:
             self._stopping = True
             self._changed.notify()
 
     def close(self) -> None:
-        """Stop, and wait until the thread has ended; may be called again."""
+        """Stop, and wait until the thread has ended; may be called more than once."""
         self.stop()
         self._thread.join()
 
-    def _seconds_until(self, images: int) -> int:
-        """When so many images will have been made, whole seconds in 1..3600."""
-        return math.ceil(min(3600, max(1, images * self._seconds / self._images if self._images else 10)))
+    def _seconds_for(self, images: int) -> int:
+        """Estimated whole seconds to make so many images, 1..3600; 10 before the first step."""
+        estimate = images * self._recent_seconds / self._recent_images if self._recent_images else 10
+        return math.ceil(min(3600, max(1, estimate)))
 
     def _run(self) -> None:
         try:
-            for line in self._lines.values():
+            for worker in self._workers.values():
                 if not self._stopping:
-                    line.measure()
+                    worker.measure()
             with self._changed:
                 if not self._draining:
                     self.ready.set()
             while (work := self._next()) is not None:
-                if work.asked is not None:
-                    self._answer(work.asked)
+                if work.record is not None:
+                    self._make_record_image(work.record)
                 if work.model is not None:
                     self._step(work.model)
         except Exception:
-            # such as a network that cannot make even the first image
+            # for example a model that cannot make its first image
             _LOG.exception("the engine failed")
             self.drain()
         finally:
-            self._refuse()
+            self._reject_all()
 
     def _next(self) -> _Work | None:
-        """Wait for work, take in what came and leave out what was cancelled; None: stop.
+        """Wait for work, pass new requests to the workers and remove cancelled ones; None means stop.
 
-        One picture between two steps: many do not hold up those who wait for images.
+        At most one record image between two steps: many of them must not delay other clients' images.
         """
         with self._changed:
             while True:
                 for name, jobs in self._jobs.items():
-                    self._tidy(name, jobs)
+                    self._sync(name, jobs)
                 active = [name for name, jobs in self._jobs.items() if jobs]
                 if self._stopping:
                     return None
-                asked = self._asked.popleft() if self._asked else None
-                if not active and asked is not None:
-                    return _Work(None, asked)
+                record = self._records.popleft() if self._records else None
+                if not active and record is not None:
+                    return _Work(None, record)
                 if active:
                     break
                 self._changed.wait()
-            for name in self._spent:
+            for name in self._seconds_used:
                 if name not in active:
-                    # who rests saves up nothing
-                    self._spent[name] = max(self._spent[name], min(self._spent[other] for other in active))
-            return _Work(min(active, key=self._spent.__getitem__), asked)
+                    # an idle model does not save up time
+                    least = min(self._seconds_used[other] for other in active)
+                    self._seconds_used[name] = max(self._seconds_used[name], least)
+            return _Work(min(active, key=self._seconds_used.__getitem__), record)
 
-    def _answer(self, asked: _Asked) -> None:
-        """Make a picture that was asked for; without the lock, for which the event loop would wait."""
+    def _make_record_image(self, asked: _RecordRequest) -> None:
+        """Make a record image; without the lock, for which the event loop would have to wait."""
         if asked.future.set_running_or_notify_cancel():
             try:
-                asked.future.set_result(self._lines[asked.model].generator.entry_image(asked.entry))
+                asked.future.set_result(self._workers[asked.model].generator.record_image(asked.record))
             except Exception as error:
                 asked.future.set_exception(error)
 
-    def _tidy(self, name: str, jobs: list[Job]) -> None:
-        line, kept = self._lines[name], []
+    def _sync(self, name: str, jobs: list[Job]) -> None:
+        """Make the worker's requests those of the jobs, and forget jobs that are cancelled or complete."""
+        worker, kept = self._workers[name], []
         for job in jobs:
-            # looked at once: it may be cancelled at any moment, and must not stay in the line without its job
+            # read once: it can change at any moment, and the worker must not keep a request without its job
             if job.cancelled:
-                line.remove(job.order)
-            elif job.order.missing:
-                line.add(job.order)
+                worker.remove(job.request)
+            elif job.request.missing:
+                worker.add(job.request)
                 kept.append(job)
         jobs[:] = kept
 
     def _step(self, name: str) -> None:
-        line, begin = self._lines[name], time.perf_counter()
+        worker, start = self._workers[name], time.perf_counter()
         try:
-            step = line.step()
+            step = worker.step()
         except Exception:
             _LOG.exception("a step of %s failed", name)
-            # or it would always be its turn
-            self._spent[name] += time.perf_counter() - begin
-            lost = line.orders
-            line.clear()
-            with self._changed:
-                jobs = self._jobs[name]
-                # those that came meanwhile had no part in it
-                failed = [job for job in jobs if job.order in lost]
-                jobs[:] = [job for job in jobs if job.order not in lost]
-            for job in failed:
-                job.tell(EngineFailedError())
+            # or the failing model would always be next
+            self._seconds_used[name] += time.perf_counter() - start
+            self._fail(name)
             return
-        self._spent[name] += step.seconds
-        images = sum(len(made) for _, made in step.made)
-        self._images = 0.98 * self._images + images
-        self._seconds = 0.98 * self._seconds + step.seconds
-        if self._watcher is not None:
-            # before whoever has an answer can ask for the numbers
-            self._watcher.stepped(name, line.batch, step)
-        told = {job.order: job for job in self._jobs[name]}
-        for order, made in step.made:
-            if made:
-                told[order].tell(made)
+        self._seconds_used[name] += step.seconds
+        images = sum(len(done) for _, done in step.images)
+        self._recent_images = 0.98 * self._recent_images + images
+        self._recent_seconds = 0.98 * self._recent_seconds + step.seconds
+        if self._observer is not None:
+            # before the images: a client that has its response must find it counted
+            self._observer.stepped(name, worker.batch, step)
+        job_of = {job.request: job for job in self._jobs[name]}
+        for request, done in step.images:
+            if done:
+                job_of[request].put(done)
 
-    def _refuse(self) -> None:
-        """Let all that wait fail."""
+    def _fail(self, name: str) -> None:
+        """End the jobs that took part in a failed step; those that came later had no part in it."""
+        worker = self._workers[name]
+        lost = worker.requests
+        worker.clear()
+        with self._changed:
+            jobs = self._jobs[name]
+            failed = [job for job in jobs if job.request in lost]
+            jobs[:] = [job for job in jobs if job.request not in lost]
+        for job in failed:
+            job.put(EngineFailedError())
+
+    def _reject_all(self) -> None:
+        """End everything that waits with EngineStoppedError."""
         with self._changed:
             self._stopping = True
             left = [job for jobs in self._jobs.values() for job in jobs]
             for jobs in self._jobs.values():
                 jobs.clear()
-            asked = list(self._asked)
-            self._asked.clear()
-        for _, _, future in asked:
+            records = list(self._records)
+            self._records.clear()
+        for _, _, future in records:
             if future.set_running_or_notify_cancel():
                 future.set_exception(EngineStoppedError())
         for job in left:
-            job.tell(EngineStoppedError())
+            job.put(EngineStoppedError())

@@ -1,4 +1,4 @@
-"""Headers on every answer: the browser itself is told to load nothing from elsewhere and to run only our own files."""
+"""Security headers: the browser itself loads nothing from other origins and runs only our own scripts."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ SECURITY_HEADERS = {
 
 
 class AddSecurityHeaders:
-    """ASGI middleware that adds `SECURITY_HEADERS`."""
+    """ASGI middleware that adds `SECURITY_HEADERS` to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and add to the head of its answer."""
+        """Pass the request on, and add the headers to its response."""
 
-        async def adding(message: Message) -> None:
+        async def add_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(SECURITY_HEADERS)
             await send(message)
 
-        await self._app(scope, receive, adding if scope["type"] == "http" else send)
+        await self._app(scope, receive, add_headers if scope["type"] == "http" else send)

@@ -1,4 +1,4 @@
-"""Bounds on a request: how many bytes its head and its body have, and how long the body may take."""
+"""Limits of a request: bytes of its head and body, and seconds until the body is complete."""
 
 from __future__ import annotations
 
@@ -7,37 +7,38 @@ import asyncio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rapid_server.refusals import refuse
+from rapid_server.rejection import reject
 
 BODY_SECONDS = 30.0
 HEAD_BYTES = 16 * 1024
-"""As h11 has it for a head that arrives in parts."""
-_LONGEST_LENGTH = 18  # digits: no body is longer, and int() refuses numbers of thousands of digits
+"""The same limit that h11 applies to a head that arrives in parts."""
+_MAX_LENGTH_DIGITS = 18
+"""Of a Content-Length: int() fails on numbers of thousands of digits."""
 
 
 class LimitHead:
-    """ASGI middleware: a head of more than `HEAD_BYTES` is answered by 431, if it arrived so fast that h11 took it."""
+    """ASGI middleware: responds 431 to a head of more than `HEAD_BYTES` that arrived in one part, which h11 accepts."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it."""
+        """Pass the request on, or reject it."""
         if scope["type"] == "http":
             size = len(scope.get("raw_path") or b"") + len(scope["query_string"])
             size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
             if size > HEAD_BYTES:
-                await refuse(scope, receive, send, 431, f"the head of a request should have at most {HEAD_BYTES} bytes")
+                await reject(scope, receive, send, 431, f"the head of a request should have at most {HEAD_BYTES} bytes")
                 return
         await self._app(scope, receive, send)
 
 
 class LimitBody:
-    """ASGI middleware that reads the body before the application is called, and hands it on in one piece.
+    """ASGI middleware that reads the whole body before it calls the application, and passes it on in one piece.
 
-    A body of more than `max_bytes` is answered by 413, at once if Content-Length tells, and one that is not there after
-    `seconds` by 408; both close the connection. At most `max_bytes` are held. If the client goes while it
-    sends, the application is not called.
+    It responds 413 to a body of more than `max_bytes`, at once if Content-Length says so, and 408 to one that is not
+    complete after `seconds`; both close the connection. It holds at most `max_bytes`. If the client disconnects while
+    it sends, the application is not called.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, seconds: float = BODY_SECONDS) -> None:
@@ -46,24 +47,24 @@ class LimitBody:
         self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body; pass the request on, or refuse it."""
+        """Read the body; pass the request on, or reject it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         try:
             body = await self._read(scope, receive)
         except _TooLargeError:
-            await refuse(scope, receive, send, 413, f"body: should have at most {self._max_bytes} bytes")
+            await reject(scope, receive, send, 413, f"body: should have at most {self._max_bytes} bytes")
         except TimeoutError:
-            await refuse(scope, receive, send, 408, f"body: should arrive within {self._seconds:g} seconds")
+            await reject(scope, receive, send, 408, f"body: should arrive within {self._seconds:g} seconds")
         else:
             if body is not None:
                 await self._app(scope, _replay(body, receive), send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole body, or None if the client has gone."""
+        """The whole body, or None if the client has disconnected."""
         length = Headers(scope=scope).get("content-length", "0")
-        if len(length) > _LONGEST_LENGTH or int(length) > self._max_bytes:
+        if len(length) > _MAX_LENGTH_DIGITS or int(length) > self._max_bytes:
             raise _TooLargeError
         body = bytearray()
         async with asyncio.timeout(self._seconds):
@@ -84,7 +85,7 @@ class _TooLargeError(Exception):
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Gives the body once, then what comes after it: the end of the connection."""
+    """Deliver the body once, then what follows it: the end of the connection."""
     given = False
 
     async def replay() -> Message:

@@ -1,4 +1,4 @@
-"""Logs: one line for each request, as text or JSON, to stderr. Never a body, a label, an image or a token."""
+"""Logs: one line per request, as text or JSON, to stderr. They never hold a body, a label, an image or a token."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rapid_server.auth import peer
 
 LogFormat = Literal["text", "json"]
 HEADER = "X-Request-Id"
-OWN_LOGGERS = ("rapid", "server")
+OWN_LOGGERS = ("rapid", "rapid_server")
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""The request that is being answered, in its task and in what `asyncio.to_thread` runs for it."""
+"""ID of the current request, in its task and in threads started by `asyncio.to_thread`."""
 
 _LOG = logging.getLogger(__name__)
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -30,9 +30,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def configure(log_format: LogFormat) -> None:
-    """Send the logs of this process to stderr, and nowhere else; libraries are heard from warnings upwards.
+    """Send the logs of this process to stderr; of libraries, only warnings and errors.
 
-    Handlers that are there already go: importing opacus makes one, and each line would come twice.
+    Existing handlers are removed: importing opacus installs one, and each line would appear twice.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
@@ -44,10 +44,10 @@ def configure(log_format: LogFormat) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.123Z INFO server.logs [request] message`; a trace follows on lines of its own."""
+    """`2026-01-31T12:00:00.123Z INFO rapid_server.logs [request] message`; a traceback follows on its own lines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Make the line; control characters in the message are written as escapes, so that it stays one."""
+        """Format one line; control characters in the message are escaped, so that it stays one line."""
         message = _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), _message(record))
         found = request_id.get()
         where = f" [{found}]" if found else ""
@@ -57,10 +57,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, request, what `LogRequests` tells, trace."""
+    """One JSON object per line: time, level, logger, message, request, the fields of `LogRequests`, trace."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Make the line."""
+        """Format one line."""
         content: dict[str, Any] = {
             "time": _time(record),
             "level": record.levelname,
@@ -69,26 +69,26 @@ class JsonFormatter(logging.Formatter):
         }
         if found := request_id.get():
             content["request"] = found
-        content |= getattr(record, "answered", {})
+        content |= getattr(record, "response", {})
         if trace := _trace(self, record):
             content["trace"] = trace
         return json.dumps(content)
 
 
 class LogRequests:
-    """ASGI middleware: gives each request an id, tells it in the answer's `X-Request-Id`, and logs one line.
+    """ASGI middleware: gives each request an ID, returns it as `X-Request-Id`, and logs one line.
 
-    The id is the client's own `X-Request-Id` if it is 1 to 64 of A-Z, a-z, 0-9, `.`, `_` and `-`. The line has the
-    client's name (`scope["state"]["client"]`, else its IP address), the method, the route (`other` if there is none: a
-    path of the client's making may hold anything), the status (none if the client went first), the seconds to the last
-    byte, and `scope["state"]["images"]` if that is set.
+    The ID is the client's `X-Request-Id` if that is 1 to 64 of A-Z, a-z, 0-9, `.`, `_` and `-`, else random. The line
+    has the client (`scope["state"]["client"]`, else the IP address), the method, the route (`other` without one: an
+    unknown path may hold anything), the status (`-` if the client disconnected before), the seconds to the last byte,
+    and `scope["state"]["images"]` if set.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and log how it was answered."""
+        """Pass the request on, and log its response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -97,7 +97,7 @@ class LogRequests:
         start = time.perf_counter()
         status: int | None = None
 
-        async def noting(message: Message) -> None:
+        async def track(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -106,7 +106,7 @@ class LogRequests:
 
         before = request_id.set(identifier)
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, track)
         finally:
             _log(scope, status, time.perf_counter() - start)
             request_id.reset(before)
@@ -114,7 +114,7 @@ class LogRequests:
 
 def _log(scope: Scope, status: int | None, seconds: float) -> None:
     state = scope.get("state", {})
-    answered: dict[str, Any] = {
+    response: dict[str, Any] = {
         "client": state.get("client") or peer(scope),
         "method": scope["method"],
         "path": getattr(scope.get("route"), "path", "other"),
@@ -122,9 +122,9 @@ def _log(scope: Scope, status: int | None, seconds: float) -> None:
         "seconds": round(seconds, 4),
     }
     if "images" in state:
-        answered["images"] = state["images"]
-    words = " ".join(f"{key}={'-' if value is None else value}" for key, value in answered.items())
-    _LOG.info("%s", words, extra={"answered": answered})
+        response["images"] = state["images"]
+    words = " ".join(f"{key}={'-' if value is None else value}" for key, value in response.items())
+    _LOG.info("%s", words, extra={"response": response})
 
 
 def _message(record: logging.LogRecord) -> str:

@@ -1,4 +1,4 @@
-"""Content negotiation (RFC 9110, section 12.5.1): which of the types that we have suits an Accept header best."""
+"""Content negotiation (RFC 9110, section 12.5.1): the offered media type that an Accept header prefers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 
 def choose(accept: str, offered: Sequence[str]) -> str | None:
-    """Return the member of `offered` that the header `accept` prefers, or None if it takes none of them.
+    """Return the member of `offered` that the header `accept` prefers, or None if it accepts none of them.
 
-    A type's quality is that of the most specific range that matches it. Of equal qualities the one asked for more
-    specifically wins, then the earlier in `offered`. An empty header takes anything. Ranges that cannot be read are
-    passed over.
+    The quality of a type is that of the most specific range that matches it. Of equal qualities the more specific range
+    wins, then the earlier type in `offered`. An empty header accepts everything. Parameters other than q are ignored,
+    and so are malformed ranges.
     """
     ranges = [parsed for part in accept.split(",") if (parsed := _parse(part)) is not None]
     if not accept.strip():
@@ -18,12 +18,12 @@ def choose(accept: str, offered: Sequence[str]) -> str | None:
     best: tuple[float, int] = (0.0, 0)
     chosen = None
     for media_type in offered:
-        specific, quality = max(
+        specificity, quality = max(
             ((_specificity(name, media_type), q) for name, q in ranges),
             default=(0, 0.0),
         )
-        if specific and quality > 0 and (quality, specific) > best:
-            best, chosen = (quality, specific), media_type
+        if specificity and quality > 0 and (quality, specificity) > best:
+            best, chosen = (quality, specificity), media_type
     return chosen
 
 
@@ -37,7 +37,7 @@ def _specificity(name: str, media_type: str) -> int:
 
 
 def _parse(part: str) -> tuple[str, float] | None:
-    """Split `image/png;q=0.5` into its type and its quality."""
+    """Split `image/png;q=0.5` into type and quality; None if it is malformed."""
     name, *parameters = (piece.strip().lower() for piece in part.split(";"))
     if name.count("/") != 1:
         return None

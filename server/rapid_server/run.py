@@ -1,4 +1,4 @@
-"""The process of `rapid serve`: takes the port, loads the models, serves until it is told to stop."""
+"""The process of `rapid serve`: takes the port, loads the models, serves until a signal."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ if TYPE_CHECKING:
     from rapid_server.settings import ServerSettings
 
 _LOG = logging.getLogger(__name__)
-_OTHER_FILES = 256
+HOSTS = "use 127.0.0.1, or 0.0.0.0 for all networks"
+OTHER_FILES = 256
+"""Open files besides connections: bundles, libraries, logs."""
 
 
 def serve(settings: ServerSettings) -> None:
-    """Serve the bundles of the settings until SIGINT (Ctrl-C) or SIGTERM; port 0 is any free one.
+    """Serve the bundles of the settings until SIGINT (Ctrl-C) or SIGTERM.
 
-    Prints one line, with the real port, when requests are taken; `/readyz` says when the models have made their first
-    images. The port is taken before the models are loaded, and held: one in use is an error at once, not after a
-    minute. Told to stop, the server takes no more requests, lets what runs end within `grace_seconds`, refuses the rest
-    with 503, and returns; a second Ctrl-C does not wait.
+    Prints one line with the real port when it accepts requests; `/readyz` responds 200 when the models have made their
+    first images. The port is taken before the models are loaded, so that one in use is an error at once. After a signal
+    the server accepts no more requests, lets running ones finish within `grace_seconds`, rejects the rest with 503, and
+    returns; after a second Ctrl-C it does not wait.
 
-    Raises InputError for a port or host that cannot be had and for whatever is wrong with the bundles.
+    Raises:
+        InputError: the port or host cannot be used, or something is wrong with a bundle.
     """
     try:
         import uvicorn
@@ -40,15 +43,15 @@ def serve(settings: ServerSettings) -> None:
         from rapid_server.app import create_app
         from rapid_server.connections import uvicorn_config
     except ModuleNotFoundError as error:
-        raise InputError(f"serve: {error.name} is not installed; pip install 'rapid[serve]'") from None
+        raise InputError("", f"rapid serve needs {error.name}: pip install 'rapid[serve]'") from None
 
     with listen(settings.host, settings.port) as listener:
-        from rapid.methods.rapid.generator import Generator
+        from rapid.methods import open_generator
 
         logs.configure(settings.log_format)
-        # in a thread that ends: OpenMP's threads of another that stays would slow down those of the engine
+        # in a thread that ends, and its OpenMP threads with it: they would slow down those of the engine
         with ThreadPoolExecutor(1) as opener:
-            opened = [opener.submit(Generator.open, path, settings.device) for path in settings.models.values()]
+            opened = [opener.submit(open_generator, path, settings.device) for path in settings.models.values()]
             generators = dict(zip(settings.models, [one.result() for one in opened], strict=True))
         for line in settings.shown().splitlines():
             _LOG.info("setting %s", line)
@@ -57,7 +60,7 @@ def serve(settings: ServerSettings) -> None:
         serving = f"serving {', '.join(generators)} at {_url(settings.host, listener)}"
 
         class Server(uvicorn.Server):
-            """uvicorn, but a signal is the ordinary end: exit 0, not death by that signal."""
+            """uvicorn, except that a signal is a normal end: exit code 0, not death by that signal."""
 
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
@@ -80,7 +83,7 @@ def serve(settings: ServerSettings) -> None:
                     for sig, handler in handlers.items():
                         signal.signal(sig, handler)
 
-        allow_files(settings.max_connections + _OTHER_FILES)
+        allow_files(settings.max_connections + OTHER_FILES)
         try:
             Server(uvicorn_config(app, settings.max_connections, settings.grace_seconds)).run(sockets=[listener])
         finally:
@@ -88,15 +91,23 @@ def serve(settings: ServerSettings) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Take the port: a listening socket. Raises InputError that says what to change if it cannot be had."""
+    """A listening socket.
+
+    Args:
+        host: name or address of an interface.
+        port: 0 is any free one.
+
+    Raises:
+        InputError: the address cannot be used; the field is "host" or "port".
+    """
     if not 0 <= port <= 65535:
-        raise InputError(f"--port {port}: choose one in 0..65535 (0: any free one)")
+        raise InputError("port", "choose one in 0..65535 (0: any free one)", port)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError):
-        raise InputError(f"--host {host}: no such address; use 127.0.0.1, or 0.0.0.0 for all networks") from None
+        raise InputError("host", f"no such address; {HOSTS}", host) from None
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -104,37 +115,38 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        raise InputError(_refusal(error, host, port)) from None
+        raise _bind_error(error, host, port) from None
     return listener
 
 
 def allow_files(count: int) -> None:
-    """Let this process open so many files, and each connection is one, if the system's hard limit permits."""
+    """Raise the limit of open files, of which each connection is one, to `count` or the system's hard limit."""
     try:
         import resource
     except ModuleNotFoundError:
-        return  # on Windows there is no such limit
+        # Windows has no such limit
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     if wanted < count:
-        _LOG.warning("at most %d files may be open (ulimit -n); %d connections may need more", wanted, count)
+        _LOG.warning("the limit of open files is %d (ulimit -n); up to %d may be needed", wanted, count)
 
 
-def _refusal(error: OSError, host: str, port: int) -> str:
+def _bind_error(error: OSError, host: str, port: int) -> InputError:
     match error.errno:
         case errno.EADDRINUSE:
-            return f"--port {port}: in use on {host}; choose another"
+            return InputError("port", f"in use on {host}; choose another", port)
         case errno.EACCES:
-            return f"--port {port}: not permitted on {host}; choose one above 1023"
+            return InputError("port", f"not permitted on {host}; choose one above 1023", port)
         case errno.EADDRNOTAVAIL:
-            return f"--host {host}: not an address of this machine; use 127.0.0.1, or 0.0.0.0 for all networks"
+            return InputError("host", f"not an address of this machine; {HOSTS}", host)
         case _:
-            return f"--port {port}: cannot be had on {host} ({error.strerror}); choose another"
+            return InputError("port", f"cannot be used on {host} ({error.strerror}); choose another", port)
 
 
 def _url(host: str, listener: socket.socket) -> str:
-    """The address to type, with the real port."""
+    """The URL for a browser, with the real port."""
     name = f"[{host}]" if ":" in host else host
     return f"http://{name}:{listener.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""What a client asks and what it gets. A request that is refused is refused in words that name the field."""
+"""Bodies of requests and responses; an invalid request gets a message that names each wrong field."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ Request = TypeVar("Request", bound=BaseModel)
 
 _INT64_END = 2**63
 _SHOWN_ERRORS = 5
-_LONGEST_NAME = 255  # a class can be a folder; no system has longer names
+_MAX_NAME = 255
+"""Classes are often folders, and no file system has longer names."""
 
 
 def _label(value: object) -> object:
     number = type(value) is int and -_INT64_END <= value < _INT64_END
-    name = isinstance(value, str) and len(value) <= _LONGEST_NAME
+    name = isinstance(value, str) and len(value) <= _MAX_NAME
     if not (number or name):
         raise ValueError("should be the name or the number of a class")
     return value
 
 
 class Limits(BaseModel):
-    """The most that one request may ask for."""
+    """Limits of one request."""
 
     max_count: int
     max_steps: int
@@ -48,22 +49,22 @@ class GenerateRequest(BaseModel):
         json_schema_extra={"examples": [{"count": 4}, {"count": 2, "labels": [0, 1], "seed": 7}]},
     )
 
-    count: Annotated[StrictInt, Field(ge=1, description="how many images to make")]
+    count: Annotated[StrictInt, Field(ge=1, description="number of images")]
     labels: Annotated[
         list[Annotated[StrictInt | StrictStr, BeforeValidator(_label)]] | None,
-        Field(description="the class of each image, by name or by number; null: all classes in turn"),
+        Field(description="class of each image, by name or number; null: all classes in turn"),
     ] = None
     seed: Annotated[
         Annotated[StrictInt, Field(ge=0, lt=_INT64_END)] | None,
-        Field(description="the same request with the same seed has the same answer; null: a fresh one"),
+        Field(description="equal requests with equal seeds get equal images; null: a random seed"),
     ] = None
     model: Annotated[
-        Annotated[StrictStr, Field(max_length=_LONGEST_NAME)] | None,
-        Field(description="one of those that `GET /info` lists; null: the first"),
+        Annotated[StrictStr, Field(max_length=_MAX_NAME)] | None,
+        Field(description="a name that `GET /info` lists; null: the first"),
     ] = None
     steps: Annotated[
         Annotated[StrictInt, Field(ge=1)] | None,
-        Field(description="calls if retrieval saved none: more are slower, up to a point finer; null: the model's own"),
+        Field(description="sampling steps: more are slower, and up to a point better; null: the model's default"),
     ] = None
 
     @field_validator("count", "steps")
@@ -77,7 +78,7 @@ class GenerateRequest(BaseModel):
     @field_validator("labels", mode="before")
     @classmethod
     def _not_too_many(cls, labels: object, info: ValidationInfo) -> object:
-        # before they are looked at: half a million errors take seconds, in which nobody else is answered
+        # before validation: half a million errors take seconds, during which the server does nothing else
         limit = getattr(info.context, "max_count", None)
         if isinstance(labels, list) and limit is not None and len(labels) > limit:
             raise ValueError(f"should have at most {limit} entries")
@@ -93,20 +94,20 @@ class GenerateRequest(BaseModel):
 
 
 class ImagesRequest(BaseModel):
-    """The body of `POST /v1/images/generations`, the common form of image services."""
+    """The body of `POST /v1/images/generations`, in the form of common image services."""
 
-    # clients of that form send fields of their own services, such as quality or user
+    # clients send fields of other services, such as quality or user
     model_config = ConfigDict(extra="ignore", json_schema_extra={"examples": [{"prompt": "7", "n": 2}]})
 
     prompt: Annotated[
         StrictStr,
-        Field(max_length=_LONGEST_NAME, description="a class, by name or number; empty or `any`: all classes in turn"),
+        Field(max_length=_MAX_NAME, description="class by name or number; empty or `any`: all classes in turn"),
     ] = ""
-    n: Annotated[Annotated[StrictInt, Field(ge=1)] | None, Field(description="how many images to make")] = None
-    model: Annotated[StrictStr, Field(max_length=_LONGEST_NAME)] | None = None
+    n: Annotated[Annotated[StrictInt, Field(ge=1)] | None, Field(description="number of images")] = None
+    model: Annotated[StrictStr, Field(max_length=_MAX_NAME)] | None = None
     size: Annotated[StrictStr | None, Field(max_length=40, description="WIDTHxHEIGHT of the model, or `auto`")] = None
     response_format: Literal["b64_json"] | None = None
-    stream: Annotated[Literal[False] | None, Field(description="streams are at `POST /generate`")] = None
+    stream: Annotated[Literal[False] | None, Field(description="use `POST /generate` for streams")] = None
     seed: Annotated[StrictInt, Field(ge=0, lt=_INT64_END)] | None = None
 
     @field_validator("n")
@@ -122,77 +123,77 @@ class OneImage(BaseModel):
     """An image of `ImagesResponse`."""
 
     b64_json: str = Field(description="a PNG file in base64")
-    revised_prompt: str | None = Field(description="its class")
+    revised_prompt: str | None = Field(description="class of the image")
 
 
 class ImagesResponse(BaseModel):
-    """The answer of `POST /v1/images/generations`."""
+    """The response of `POST /v1/images/generations`."""
 
     created: int = Field(description="seconds since 1970")
     data: list[OneImage]
     output_format: Literal["png"] = "png"
     size: str
     model: str
-    seed: int = Field(ge=0, lt=_INT64_END, description="ask with this seed to get the same images again")
+    seed: int = Field(ge=0, lt=_INT64_END, description="use it again to get the same images")
     privacy: dict[str, Any] | None
 
 
 class GenerateResponse(BaseModel):
-    """The JSON answer of `POST /generate`."""
+    """The JSON response of `POST /generate`."""
 
     images: list[str] = Field(description="PNG files in base64")
-    labels: list[str | None] = Field(description="the class of each image; null where the model has no classes")
+    labels: list[str | None] = Field(description="class of each image; null if the model has no classes")
     entries: list[int | None] = Field(
-        description="the entry from which each image began, for `GET /entries/{entry}`; null: it began with noise"
+        description="knowledge base record that each image started from, for `GET /entries/{entry}`; null: noise alone"
     )
-    seed: int = Field(ge=0, lt=_INT64_END, description="ask with this seed to get the same images again")
+    seed: int = Field(ge=0, lt=_INT64_END, description="use it again to get the same images")
     model: str
-    privacy: dict[str, Any] | None = Field(description="epsilon, delta, ...; null for a model of public images only")
+    privacy: dict[str, Any] | None = Field(description="epsilon, delta, ...; null for a model of public images alone")
 
 
 class ModelInfo(BaseModel):
     """A model that is served."""
 
     model: str
-    classes: list[str] = Field(description="in the order of their numbers; empty where the model has no classes")
-    image_shape: list[int] = Field(description="height, width, and 3 if in colour")
-    steps: int = Field(description="of a request that does not say")
-    privacy: dict[str, Any] | None = Field(description="epsilon, delta, ...; null for a model of public images only")
+    classes: list[str] = Field(description="in the order of their numbers; empty if the model has no classes")
+    image_shape: list[int] = Field(description="height, width, and 3 for colour")
+    steps: int = Field(description="sampling steps of a request that names none")
+    privacy: dict[str, Any] | None = Field(description="epsilon, delta, ...; null for a model of public images alone")
     privacy_in_words: str
-    sha256: str = Field(description="of the bundle; it is also in each PNG")
-    bundle: dict[str, Any] = Field(description="what `rapid info` shows")
+    sha256: str = Field(description="digest of the bundle, also in each PNG")
+    bundle: dict[str, Any] = Field(description="output of `rapid info`")
 
 
 class Info(ModelInfo):
-    """The answer of `GET /info`: the first model, which is used where a request names none, and all of them."""
+    """The response of `GET /info`: the default model, which is the first, and all models."""
 
-    max_count: int = Field(description="the most images in one request")
-    max_steps: int = Field(description="the most steps in one request")
+    max_count: int = Field(description="most images in one request")
+    max_steps: int = Field(description="most steps in one request")
     models: list[ModelInfo]
 
 
 class Status(BaseModel):
-    """The answer of `GET /healthz` and `GET /readyz`."""
+    """The response of `GET /healthz` and `GET /readyz`."""
 
     status: str
 
 
 class Problem(BaseModel):
-    """Every error."""
+    """The body of every error."""
 
-    detail: str = Field(description="what is wrong, in words")
+    detail: str = Field(description="what is wrong")
 
 
 def parse_request(kind: type[Request], body: bytes, limits: Limits) -> Request:
-    """Read a request from JSON. Raises ValueError whose message names each field that is wrong."""
+    """Parse a request; raises ValueError with a message that names each wrong field."""
     try:
         return kind.model_validate_json(body, context=limits)
     except ValidationError as error:
-        raise ValueError(_in_words(kind, error.errors(include_url=False, include_input=False))) from None
+        raise ValueError(_describe(kind, error.errors(include_url=False, include_input=False))) from None
 
 
 def request_schema(kind: type[BaseModel], limits: Limits) -> dict[str, Any]:
-    """JSON schema of a request to a server with these limits."""
+    """JSON schema of a request, with the limits of this server."""
     schema = kind.model_json_schema()
     for name, key in (("count", "max_count"), ("n", "max_count"), ("steps", "max_steps")):
         field = schema["properties"].get(name)
@@ -202,11 +203,11 @@ def request_schema(kind: type[BaseModel], limits: Limits) -> dict[str, Any]:
     return schema
 
 
-def _in_words(kind: type[BaseModel], errors: Sequence[ErrorDetails]) -> str:
-    words = [f"{_field(error)}: {_message(kind, error)}" for error in errors[:_SHOWN_ERRORS]]
+def _describe(kind: type[BaseModel], errors: Sequence[ErrorDetails]) -> str:
+    problems = [f"{_field(error)}: {_message(kind, error)}" for error in errors[:_SHOWN_ERRORS]]
     if len(errors) > _SHOWN_ERRORS:
-        words.append(f"and {len(errors) - _SHOWN_ERRORS} more")
-    return "; ".join(words)
+        problems.append(f"and {len(errors) - _SHOWN_ERRORS} more")
+    return "; ".join(problems)
 
 
 def _field(error: ErrorDetails) -> str:

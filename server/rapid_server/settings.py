@@ -1,7 +1,7 @@
 """The settings of `rapid serve`: command-line flags, else the environment, else a settings file, else the defaults.
 
 A setting has the same name everywhere: `--max-count`, `RAPID_SERVE_MAX_COUNT`, `max_count:` in the file. A list in the
-environment is separated by commas, or JSON. An empty variable counts as not set. What is unknown is an error.
+environment is separated by commas, or JSON. An empty variable counts as not set. An unknown setting is an error.
 """
 
 from __future__ import annotations
@@ -28,17 +28,20 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from rapid.errors import InputError
-from rapid_server.entries import check_origin, is_loopback, split_list, split_model, split_token
+from rapid_server.setting_types import check_origin, is_loopback, split_list, split_model, split_token
 
 PREFIX = "RAPID_SERVE_"
+UNFLAGGED = ("tokens", "max_body_bytes", "max_connections", "grace_seconds")
+"""Settings without a flag: for the environment and the settings file only."""
 _T = TypeVar("_T")
 Origin = Literal["flag", "environment", "file", "default"]
 
-_KEY = re.compile(r"[A-Za-z0-9_]{1,40}")  # what may be shown of an unknown key: tokens and hashes are longer
+_KEY = re.compile(r"[A-Za-z0-9_]{1,40}")
+"""Unknown keys that a message may quote: tokens and hashes are longer."""
 
 
 def _checked(split: Callable[[_T], object]) -> Callable[[_T], _T]:
-    """The entry itself, after `split` has taken it."""
+    """A validator that returns the entry itself if `split` accepts it."""
 
     def check(entry: _T) -> _T:
         split(entry)
@@ -48,7 +51,7 @@ def _checked(split: Callable[[_T], object]) -> Callable[[_T], _T]:
 
 
 class ServerSettings(BaseSettings):
-    """What `rapid serve` is told. `load` reads it from all sources; made directly, it takes its arguments alone."""
+    """Settings of a server. `load` reads them from all sources; the constructor uses its arguments only."""
 
     model_config = SettingsConfigDict(
         frozen=True, extra="forbid", env_prefix=PREFIX, env_ignore_empty=True, hide_input_in_errors=True
@@ -58,34 +61,34 @@ class ServerSettings(BaseSettings):
         tuple[Annotated[str, AfterValidator(_checked(split_model))], ...],
         NoDecode,
         BeforeValidator(split_list),
-        Field(description="bundles, each as DIR or NAME=DIR; without a name that of the folder; the first is used if "
-              "a request names none"),
+        Field(description="bundles, each as DIR or NAME=DIR; the default name is that of the folder; the first "
+              "bundle serves requests that name none"),
     ]  # fmt: skip
     host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535, description="0: any free one")
+    port: int = Field(8000, ge=0, le=65535, description="0: any free port")
     device: str = Field("auto", description="auto, cpu or cuda")
     tokens: Annotated[
         tuple[Annotated[SecretStr, AfterValidator(_checked(split_token))], ...],
         NoDecode,
         BeforeValidator(split_list),
-        Field(description="NAME:HASH, as `rapid token NAME` prints it; if there is any, requests need a token"),
+        Field(description="NAME:HASH, as `rapid token NAME` prints it; with any of them, requests need a token"),
     ] = ()
-    open: bool = Field(False, description="answer without tokens beyond this machine")
+    open: bool = Field(False, description="serve other machines without tokens")
     cors_origins: Annotated[
         tuple[Annotated[str, AfterValidator(check_origin)], ...],
         NoDecode,
         BeforeValidator(split_list),
-        Field(description="pages of other origins that may ask, such as https://example.org; none: closed"),
+        Field(description="other origins whose pages may send requests, such as https://example.org"),
     ] = ()
-    max_count: int = Field(10_000, ge=1, description="images in one request")
-    max_steps: int = Field(200, ge=1, description="steps in one request, of those from T to 0")
-    max_queued: int = Field(50_000, ge=1, description="images that wait or are being made; beyond: 503")
-    max_client: int = Field(20_000, ge=1, description="images of one client at once; beyond: 429")
-    max_body_bytes: int = Field(1 << 20, ge=1, description="bytes of a request's body; beyond: 413")
-    max_connections: int = Field(2048, ge=1)
-    grace_seconds: float = Field(7.0, ge=0, le=3600, allow_inf_nan=False, description="for what runs, after a signal")
+    max_count: int = Field(10_000, ge=1, description="most images in one request")
+    max_steps: int = Field(200, ge=1, description="most sampling steps in one request")
+    max_queued: int = Field(50_000, ge=1, description="most images that are queued or being made; beyond: 503")
+    max_client: int = Field(20_000, ge=1, description="most of these of one client; beyond: 429")
+    max_body_bytes: int = Field(1 << 20, ge=1, description="most bytes of a request's body; beyond: 413")
+    max_connections: int = Field(2048, ge=1, description="beyond: 503")
+    grace_seconds: float = Field(7.0, ge=0, le=3600, allow_inf_nan=False, description="for running requests")
     log_format: Literal["text", "json"] = "text"
-    batch: int | None = Field(None, ge=1, description="rows of a denoising step; none: measured at the start")
+    batch: int | None = Field(None, ge=1, description="most rows of a step; none: measured at the start")
 
     _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)
 
@@ -98,7 +101,7 @@ class ServerSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Leave the sources to `load`, which remembers what came from where."""
+        """Leave the sources to `load`, which keeps track of the origin of each setting."""
         return (init_settings,)
 
     @field_validator("model")
@@ -122,25 +125,25 @@ class ServerSettings(BaseSettings):
     @model_validator(mode="after")
     def _together(self) -> Self:
         if self.open and self.tokens:
-            raise _unfit("open", "there are tokens, and where there are every request needs one; drop one or the other")
+            raise _conflict("open", "with tokens, every request needs one; remove one of the two settings")
         if not (self.open or self.tokens or is_loopback(self.host)):
-            raise _unfit(
+            raise _conflict(
                 "host",
-                "would answer anyone who reaches it: make a token with `rapid token NAME` and put its line into tokens "
-                f"({PREFIX}TOKENS, or a --settings file), or say --open",
+                "would serve anyone who reaches it: make a token with `rapid token NAME` and put its line into tokens "
+                f"({PREFIX}TOKENS, or a --settings file), or use --open",
             )
         for name, limit in (("max_client", self.max_client), ("max_queued", self.max_queued)):
             if self.max_count > limit:
-                raise _unfit("max_count", f"is more than {name} ({limit}): a request of so many could never be made")
+                raise _conflict("max_count", f"is more than {name} ({limit}): such a request could never be served")
         return self
 
     @property
     def models(self) -> dict[str, Path]:
-        """The folder of each bundle under its name, in the order given."""
+        """The folder of each bundle by its name, in the given order."""
         return dict(map(split_model, self.model))
 
     def shown(self) -> str:
-        """One line for each setting, with where it came from. Of a token only the client's name is shown."""
+        """One line per setting, with its origin. Of a token only the client's name is shown."""
         lines = []
         for name, value in self:
             shown = [f"{split_token(entry)[0]}: set" for entry in value] if name == "tokens" else value
@@ -149,21 +152,25 @@ class ServerSettings(BaseSettings):
 
 
 def load(flags: Mapping[str, object], environ: Mapping[str, str]) -> ServerSettings:
-    """Read the settings from `flags` (by their names, and `settings` for the file; None: not given) and `environ`.
+    """Read the settings from all sources.
+
+    Args:
+        flags: values by the names of the settings, and `settings` for the settings file; None means not given.
+        environ: the environment.
 
     Raises:
-        InputError: a setting is unknown or does not fit; the message names the flag, variable or key, and the fix.
-            It never holds what was given as a token.
+        InputError: a setting is unknown or invalid; the message names the flag, variable or key, and the fix. It never
+            contains any part of a token.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    asked = given.pop("settings", None)
+    flagged = given.pop("settings", None)
     variable = f"{PREFIX}SETTINGS"
-    path = asked or environ.get(variable)
-    source = "--settings" if asked else variable
+    path = flagged or environ.get(variable)
+    field, prefix = ("settings", "") if flagged else ("", f"{variable} ")
     variables = [variable, *(PREFIX + name.upper() for name in ServerSettings.model_fields)]
     _check_known((name for name in environ if name.startswith(PREFIX)), variables, "")
     found: list[tuple[Origin, Mapping[str, Any]]] = [
-        ("file", _from_file(Path(str(path)), source) if path else {}),
+        ("file", _from_file(Path(str(path)), field, prefix) if path else {}),
         ("environment", _from_environment(environ)),
         ("flag", given),
     ]
@@ -175,8 +182,7 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str]) -> ServerSetti
     try:
         loaded = ServerSettings(**values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise InputError(_in_words(first, values, origins, str(path))) from None
+        raise _input_error(error.errors(include_url=False)[0], values, origins, str(path)) from None
     loaded._origins = origins
     return loaded
 
@@ -187,51 +193,46 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return source()
 
 
-def _from_file(path: Path, source: str) -> dict[str, Any]:
+def _from_file(path: Path, field: str, prefix: str) -> dict[str, Any]:
+    """Read the settings file; `field` and `prefix` say in messages where its path came from."""
+    shown = f"{prefix}{path}"
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"{source} {path}: cannot be read ({error.strerror})") from None
+        raise InputError(field, f"cannot be read ({error.strerror})", shown) from None
     except (yaml.YAMLError, ValueError) as error:
-        # not the error's own words: they quote the file, and there may be tokens in it
+        # without the parser's message: it quotes the file, which may hold tokens
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        raise InputError(f"{source} {path}{where}: is not YAML in UTF-8") from None
+        raise InputError(field, "is not YAML in UTF-8", f"{shown}{where}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise InputError(f"{source} {path}: should have lines such as `port: 8000`")
+        raise InputError(field, "should have lines such as `port: 8000`", shown)
     _check_known(map(str, tree), ServerSettings.model_fields, f"{path}: ")
     return {name: value for name, value in tree.items() if value is not None}
 
 
 def _check_known(names: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Raise InputError for a name that is not known."""
+    """Raise InputError for an unknown name."""
     known = list(known)
     for name in names:
         if name not in known:
             shown = name if _KEY.fullmatch(name) else "a key that is not shown"
-            raise InputError(f"{where}{shown}: is not a setting; known are {', '.join(known)}")
+            raise InputError("", f"{where}{shown}: is not a setting; known are {', '.join(known)}")
 
 
-def _unfit(name: str, words: str) -> PydanticCustomError:
-    """An error of settings that do not go together, told of one of them."""
-    return PydanticCustomError("together", "{words}", {"setting": name, "words": words})
+def _conflict(name: str, problem: str) -> PydanticCustomError:
+    """An error for settings that contradict each other, reported for one of them."""
+    return PydanticCustomError("conflict", "{problem}", {"setting": name, "problem": problem})
 
 
-def _in_words(error: ErrorDetails, values: Mapping[str, Any], origins: Mapping[str, Origin], path: str) -> str:
+def _input_error(
+    error: ErrorDetails, values: Mapping[str, Any], origins: Mapping[str, Origin], path: str
+) -> InputError:
+    """The InputError for one of pydantic's errors; it names the flag, the variable, or the key of the file."""
     name, *rest = error["loc"] or (error.get("ctx", {})["setting"],)
     name = str(name)
-    flag = "--" + name.replace("_", "-").removesuffix("s" if name == "cors_origins" else "")
-    unflagged = name in ("tokens", "max_body_bytes", "max_connections", "grace_seconds")
-    variable = PREFIX + name.upper()
-    match origins.get(name, "default"):
-        case "file":
-            where = f"{path}: {name}"
-        case "environment":
-            where = variable
-        case _:
-            where = variable if unflagged else flag
     index = rest[0] if rest and isinstance(rest[0], int) else None
     value = values.get(name)
     if name == "tokens":
@@ -239,11 +240,18 @@ def _in_words(error: ErrorDetails, values: Mapping[str, Any], origins: Mapping[s
     elif index is not None:
         entries = split_list(value)
         value = entries[index] if isinstance(entries, list | tuple) else value
-    shown = "" if value is None else " " + textwrap.shorten(str(value), 100, placeholder=" ...")
-    return f"{where}{shown}: {_message(error)}"
+    shown = None if value is None else textwrap.shorten(str(value), 100, placeholder=" ...")
+    origin = origins.get(name, "default")
+    if origin == "file":
+        where = f"{path}: {name}"
+    elif origin == "environment" or name in UNFLAGGED:
+        where = PREFIX + name.upper()
+    else:
+        return InputError("cors_origin" if name == "cors_origins" else name, _problem(error), shown)
+    return InputError("", _problem(error), where if shown is None else f"{where} {shown}")
 
 
-def _message(error: ErrorDetails) -> str:
+def _problem(error: ErrorDetails) -> str:
     match error["type"]:
         case "missing":
             return f"is missing; give the folder of a bundle, here, as {PREFIX}MODEL or as model in a --settings file"

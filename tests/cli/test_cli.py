@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,10 @@ import pytest
 from tests_support import TINY
 
 from rapid.bundle.format import Bundle
-from rapid.cli.parser import main
+from rapid.cli import main
+from rapid.cli.main import flag
+from rapid.cli.parser import build_parser
+from rapid.data import load_images
 from rapid.dp.accounting import Release, prv_epsilon
 
 Paths = dict[str, Path]
@@ -154,9 +160,7 @@ def test_generate_and_info(paths: Paths, capfd: pytest.CaptureFixture[str]) -> N
     assert "seed 4" in capfd.readouterr().out
     folder = paths["tmp"] / "folder"
     assert main([*command, "--out", str(folder)]) == 0
-    from rapid.data import load_images
-
-    again = load_images(folder, "--public")
+    again = load_images(folder, "public")
     assert again.classes == ("3", "7")
     assert (again.images[:3] == images[::2]).all()
     capfd.readouterr()
@@ -197,7 +201,7 @@ def test_plan_prints_what_trainings_would_cost(paths: Paths, capfd: pytest.Captu
         assert row["signal_to_noise"] == pytest.approx(row["expected_batch"] / noise)
         assert row["signal_to_noise_all"] == pytest.approx(10 * row["signal_to_noise"])
     # what is planned is what is trained
-    network = Bundle.open(paths["public"], "--base").public_denoiser().with_classes(10)
+    network = Bundle.open(paths["public"], "base").public_denoiser().with_classes(10)
     assert main(["plan", "--private", str(paths["digits"]), "--base", str(paths["public"]), "--epsilon", "2"]) == 0
     table = capfd.readouterr().out
     assert f"{sum(p.numel() for p in network.parameters()):,} trained parameters" in table
@@ -206,15 +210,46 @@ def test_plan_prints_what_trainings_would_cost(paths: Paths, capfd: pytest.Captu
     assert len([line for line in table.splitlines() if line.strip().startswith("2 ")]) == 5
 
 
-def test_help_of_every_command(capfd: pytest.CaptureFixture[str]) -> None:
-    for command in ([], ["build-kb"], ["train-private"], ["generate"], ["evaluate"], ["serve"], ["info"], ["demo"]):
+def subcommands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Every command with its parser; of `ledger` its actions."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                deeper = list(subcommands(inner))
+                yield from [(f"{name} {words}", one) for words, one in deeper] if deeper else [(name, inner)]
+
+
+def test_every_command_has_help_and_can_be_imported(capfd: pytest.CaptureFixture[str]) -> None:
+    commands = dict(subcommands(build_parser()))
+    assert len(commands) >= 13
+    for words, parser in commands.items():
         with pytest.raises(SystemExit) as caught:
-            main([*command, "--help"])
+            main([*words.split(), "--help"])
         assert caught.value.code == 0
-        assert "usage: rapid" in capfd.readouterr().out
+        assert f"usage: rapid {words}" in capfd.readouterr().out
+        assert callable(pkgutil.resolve_name(parser.get_default("run"))), words
     with pytest.raises(SystemExit) as caught:
         main(["nonsense"])
     assert caught.value.code == 2
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    program = "import sys; import rapid.cli.parser as p; p.build_parser(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "shown"),
+    [
+        ("train_real", "--train-real"),
+        ("out", "--out"),
+        ("private.expected_batch", "--set private.expected_batch"),
+        ("DATASET", "DATASET"),
+        ("", ""),
+    ],
+)
+def test_a_field_is_shown_as_the_user_gave_it(field: str, shown: str) -> None:
+    assert flag(field) == shown
 
 
 def start(arguments: list[str]) -> subprocess.Popen[str]:
@@ -253,7 +288,7 @@ def test_build_kb_is_stopped_and_resumed(tmp_path: Path, letters: Path, number: 
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "go on with --resume" in errors
+    assert "rerun the command with --resume to continue" in errors
     assert "Traceback" not in errors
     assert not (out / "config.json").exists()
     weights = (out / "autoencoder" / "diffusion_pytorch_model.safetensors").stat().st_mtime_ns
@@ -269,16 +304,16 @@ def test_a_stop_is_remembered_whatever_becomes_of_the_exception(number: signal.S
     # safetensors, for one, turns a KeyboardInterrupt within it into a ValueError
     program = """
 import os, sys
-from rapid.cli import commands, parser as cli
+from argparse import Namespace
+from rapid.cli.main import run
 
 def command(options):
     try:
-        os.kill(os.getpid(), int(options.path.name))
+        os.kill(os.getpid(), int(sys.argv[1]))
     except KeyboardInterrupt:
         raise ValueError("something else") from None
 
-commands.info = command
-sys.exit(cli.main(["info", sys.argv[1]]))
+sys.exit(run(Namespace(command="test", run="__main__:command")))
 """
     found = subprocess.run(
         [sys.executable, "-c", program, str(int(number))], check=False, capture_output=True, text=True

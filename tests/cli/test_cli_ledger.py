@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rapid.cli.parser import main
+from rapid.cli import main
 from rapid.dp.ledger import Ledger
 from rapid.training.run_folder import RunFolder
 

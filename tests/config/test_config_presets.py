@@ -1,11 +1,26 @@
-"""Presets and overrides, and what a private run and sampling may change."""
+"""Presets, which can extend each other; overrides; what a private run and sampling may change."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from rapid.config.presets import generation_settings, load_settings, preset_names, private_settings
+from rapid.config.presets import (
+    apply_overrides,
+    generation_settings,
+    load_settings,
+    preset_names,
+    preset_tree,
+    private_settings,
+)
 from rapid.errors import InputError
+
+
+def write(folder: Path, **presets: str) -> Path:
+    for name, text in presets.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return folder
 
 
 def test_overrides_are_typed() -> None:
@@ -16,13 +31,79 @@ def test_overrides_are_typed() -> None:
     assert {"demo", "letters-mnist", "emnist-mnist", "imagenet32-cifar10"} <= set(preset_names())
 
 
+@pytest.mark.parametrize(
+    ("override", "field", "words"),
+    [
+        ("private.steps=0", "private.steps", "greater than or equal to 1"),
+        ("private.stps=3", "private.stps", "Extra inputs"),
+        ("private.steps.more=3", "private.steps.more", "'steps' is a value"),
+        ("retrieval.k=100", "set", "retrieval: k must be larger than v"),
+        ("retrieval.k=2000", "set", "retrieval.k must lie in 1..1000"),
+        ("nonsense=3", "set", "nonsense: Extra inputs"),
+        ("nonsense", "set", "write it as section.name=value"),
+        ("=3", "set", "write it as section.name=value"),
+        ("private.steps=[", "set", "private.steps=[: the value is not valid YAML"),
+    ],
+)
+def test_a_bad_override_is_named(override: str, field: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_settings("demo", [override])
+    assert caught.value.field == field
+    assert words in str(caught.value)
+
+
+def test_the_tree_is_left_unchanged() -> None:
+    tree = preset_tree("demo")
+    apply_overrides(tree, ["private.steps=7", "split.seed=3"])
+    assert tree == preset_tree("demo")
+
+
+def test_a_preset_extends_another_section_by_section(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        first="image: {size: 32, channels: 3}\ndenoiser: {attention: [true, true], training: {steps: 5, heads: 2}}",
+        second="extends: first\ndenoiser: {attention: [false], training: {steps: 6}}",
+        third="extends: second\nimage: {size: 64}\nsplit: {seed: 1}",
+    )
+    assert preset_names(folder) == ["first", "second", "third"]
+    assert preset_tree("third", folder) == {
+        "image": {"size": 64, "channels": 3},
+        "denoiser": {"attention": [False], "training": {"steps": 6, "heads": 2}},
+        "split": {"seed": 1},
+    }
+    assert preset_tree("first", folder)["denoiser"]["attention"] == [True, True]
+
+
+def test_presets_that_extend_each_other_or_nothing_are_refused(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path, a="extends: b", b="extends: c", c="extends: a", own="extends: own", lost="extends: nowhere"
+    )
+    with pytest.raises(InputError, match="preset a: extends itself: a -> b -> c -> a"):
+        preset_tree("a", folder)
+    with pytest.raises(InputError, match="preset own: extends itself: own -> own"):
+        preset_tree("own", folder)
+    with pytest.raises(InputError, match="preset lost: lost extends 'nowhere', which does not exist"):
+        preset_tree("lost", folder)
+    with pytest.raises(InputError, match="preset none: unknown; choose one of a, b"):
+        preset_tree("none", folder)
+
+
+def test_the_faces_differ_in_size_and_batch_only() -> None:
+    small, large = (load_settings(f"ffhq{size}-celeba{size}").model_dump() for size in (32, 64))
+    assert (small["image"]["size"], large["image"]["size"]) == (32, 64)
+    for settings in (small, large):
+        del settings["preset"], settings["image"]["size"], settings["private"]["physical_batch"]
+        del settings["denoiser"]["training"]["batch_size"]
+    assert small == large
+
+
 def test_a_private_run_keeps_the_public_sections() -> None:
     base = load_settings("demo")
     changed = private_settings(base, "letters-mnist", ["private.steps=7"])
     assert changed.private.steps == 7
     assert changed.private.expected_batch == load_settings("letters-mnist").private.expected_batch
     assert changed.denoiser == base.denoiser
-    with pytest.raises(InputError, match="fixes 'denoiser'"):
+    with pytest.raises(InputError, match=r"denoiser\.channels: .*fixes 'denoiser'"):
         private_settings(base, None, ["denoiser.channels=3"])
 
 
@@ -36,6 +117,10 @@ def test_ldm_is_sampled_without_retrieval_unless_told() -> None:
 
 
 def test_generation_settings_are_all_that_sampling_may_change() -> None:
-    assert generation_settings(load_settings("demo"), ["generation.steps=50"]).steps == 50
-    with pytest.raises(InputError, match="only generation settings"):
-        generation_settings(load_settings("demo"), ["private.steps=50"])
+    base = load_settings("demo")
+    changed = generation_settings(base, ["generation.steps=50"])
+    assert changed.generation.steps == 50
+    assert changed.private == base.private
+    for override in ("private.steps=50", "preset=demo"):
+        with pytest.raises(InputError, match="only generation settings"):
+            generation_settings(base, [override])

@@ -32,7 +32,7 @@ def test_folder_with_classes(tmp_path: Path) -> None:
         for number in range(count):
             save(tmp_path / name / f"{number}.png", 5, 4)
     save(tmp_path / "cat" / ".hidden.png", 9, 9)
-    found = load_images(tmp_path, "--public")
+    found = load_images(tmp_path, "public")
     assert found.images.shape == (5, 5, 4)
     assert found.classes == ("ant", "cat")
     assert found.labels is not None
@@ -43,7 +43,7 @@ def test_folder_with_classes(tmp_path: Path) -> None:
 def test_flat_folder_of_rgb_is_unlabelled(tmp_path: Path) -> None:
     save(tmp_path / "a.png", 4, 4, 3)
     save(tmp_path / "b.png", 4, 4, 3)
-    found = load_images(tmp_path, "--public")
+    found = load_images(tmp_path, "public")
     assert found.images.shape == (2, 4, 4, 3)
     assert found.labels is None
     assert found.channels == 3
@@ -76,8 +76,8 @@ def make_bad_folder(path: Path, case: str) -> None:
     [
         ("size", "1.png is 32x31 grey, expected 32x32 grey"),
         ("colour", "1.png is 32x32 RGB, expected 32x32 grey"),
-        ("truncated", "0.png: cannot be read"),
-        ("text", "1.png: cannot be read"),
+        ("truncated", "0.png: is not a readable image"),
+        ("text", "1.png: is not a readable image"),
         ("loose", "both images and sub-folders"),
         ("empty class", "sub-folder 'b' has no images"),
         ("16 bit", "more than 8 bits"),
@@ -85,20 +85,21 @@ def make_bad_folder(path: Path, case: str) -> None:
 )
 def test_bad_folders(tmp_path: Path, case: str, words: str) -> None:
     make_bad_folder(tmp_path, case)
-    with pytest.raises(InputError, match="--public") as caught:
-        load_images(tmp_path, "--public")
+    with pytest.raises(InputError) as caught:
+        load_images(tmp_path, "public")
+    assert caught.value.field == "public"
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_missing_and_empty(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--private .*does not exist"):
-        load_images(tmp_path / "nothing", "--private")
+    with pytest.raises(InputError, match=r"private .*does not exist"):
+        load_images(tmp_path / "nothing", "private")
     with pytest.raises(InputError, match="has no images"):
-        load_images(tmp_path, "--private")
+        load_images(tmp_path, "private")
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(InputError, match="neither a folder nor"):
-        load_images(tmp_path / "a.txt", "--private")
+        load_images(tmp_path / "a.txt", "private")
 
 
 @pytest.mark.parametrize(
@@ -118,8 +119,9 @@ def test_missing_and_empty(tmp_path: Path) -> None:
 )
 def test_bad_npz(tmp_path: Path, arrays: dict[str, np.ndarray], words: str) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
-    with pytest.raises(InputError, match="--private") as caught:
-        load_images(tmp_path / "a.npz", "--private")
+    with pytest.raises(InputError) as caught:
+        load_images(tmp_path / "a.npz", "private")
+    assert (caught.value.field, caught.value.value) == ("private", tmp_path / "a.npz")
     assert words in str(caught.value)
 
 
@@ -128,19 +130,19 @@ def test_damaged_npz(tmp_path: Path) -> None:
     for content in (b"", b"not a zip", b"PK\x03\x04 half"):
         file.write_bytes(content)
         with pytest.raises(InputError, match=r"damaged or not an \.npz"):
-            load_images(file, "--private")
+            load_images(file, "private")
     np.savez(file, images=pixels(50, 9, 9))
     truncate(file)
     with pytest.raises(InputError, match="damaged"):
-        load_images(file, "--private")
+        load_images(file, "private")
     np.savez(file, images=np.array([{"pickled": 1}], object))
     with pytest.raises(InputError, match="damaged"):
-        load_images(file, "--private")
+        load_images(file, "private")
 
 
 def test_one_channel_axis_is_dropped_and_classes_are_numbered(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=pixels(3, 4, 4, 1), labels=np.array([0, 2, 0]))
-    found = load_images(tmp_path / "a.npz", "--private")
+    found = load_images(tmp_path / "a.npz", "private")
     assert found.images.shape == (3, 4, 4)
     assert found.classes == ("0", "1", "2")
 
@@ -151,23 +153,23 @@ def labelled(count: int, names: tuple[str, ...], source: str, side: int = 4) -> 
 
 def test_join_keeps_classes_apart() -> None:
     first, second = labelled(3, ("a", "b"), "x/letters.npz"), labelled(2, ("b", "c"), "y/other.npz")
-    both = join([first, second], "--public")
+    both = join([first, second], "public")
     assert both.classes == ("letters/a", "letters/b", "other/b", "other/c")
     assert both.labels is not None
     assert both.labels.tolist() == [0, 1, 0, 2, 3]
-    assert join([first, labelled(1, ("c",), "z")], "--public").classes == ("a", "b", "c")
-    assert len(set(join([first, first], "--public").classes)) == 4
-    with pytest.raises(InputError, match="some sets have labels"):
-        join([first, ImageSet(pixels(2, 4, 4), None, (), "u")], "--public")
+    assert join([first, labelled(1, ("c",), "z")], "public").classes == ("a", "b", "c")
+    assert len(set(join([first, first], "public").classes)) == 4
+    with pytest.raises(InputError, match="some sets are labelled"):
+        join([first, ImageSet(pixels(2, 4, 4), None, (), "u")], "public")
     with pytest.raises(InputError, match="differ in size"):
-        join([first, labelled(1, ("q",), "w", 5)], "--public")
+        join([first, labelled(1, ("q",), "w", 5)], "public")
 
 
 @settings(max_examples=30, deadline=None)
 @given(height=st.integers(1, 8), width=st.integers(1, 8), size=st.integers(8, 11))
 def test_padding_is_centred_and_changes_nothing_else(height: int, width: int, size: int) -> None:
     images = ImageSet(pixels(2, height, width), None, ())
-    fitted = fit_images(images, ImageSettings(size=size), "--public").images
+    fitted = fit_images(images, ImageSettings(size=size), "public").images
     top, left = (size - height) // 2, (size - width) // 2
     assert (fitted[:, top : top + height, left : left + width] == images.images).all()
     assert fitted.sum() == images.images.sum()
@@ -183,7 +185,7 @@ def test_fitting_channels_and_size() -> None:
     resized = fit_images(colour, ImageSettings(size=12, channels=3, fit="resize"), "-").images
     assert resized.shape == (2, 12, 12, 3)
     with pytest.raises(InputError, match=r"image\.fit=resize"):
-        fit_images(grey, ImageSettings(size=5), "--private x")
+        fit_images(grey, ImageSettings(size=5), "private")
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 4), (3, 5, 4, 3)])
@@ -202,7 +204,7 @@ def test_unit_range_round_trip(shape: tuple[int, ...]) -> None:
 def test_split_is_disjoint_complete_and_reproducible(count: int, share: float, seed: int) -> None:
     chosen = SplitSettings(reference=share, seed=seed)
     if not 0 < round(count * share) < count:
-        with pytest.raises(InputError, match="--public"):
+        with pytest.raises(InputError, match="public"):
             split_indices(count, chosen)
         return
     pre, reference = split_indices(count, chosen)

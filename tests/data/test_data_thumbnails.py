@@ -1,4 +1,4 @@
-"""Prints against other ways to average, and the rule of near-duplicates on copies and on what is no copy."""
+"""Thumbnails compared with other ways to average; near-duplicates on copies and on other images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sample(name: str) -> Images:
 
 
 @pytest.mark.parametrize("side", [16, 32, 64])
-def test_a_print_is_the_mean_of_each_cell(side: int) -> None:
+def test_a_thumbnail_is_the_mean_of_each_cell(side: int) -> None:
     images = np.random.default_rng(0).integers(0, 256, (5, side, side), np.uint8)
     cell = side // 16
     means = images.reshape(5, 16, cell, 16, cell).mean((2, 4)).reshape(5, 256)
@@ -36,7 +36,7 @@ def test_a_print_is_the_mean_of_each_cell(side: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(28, 28), (8, 8), (20, 33), (1, 1), (32, 32, 3)])
-def test_every_size_has_a_print_of_each_image_alone(shape: tuple[int, ...]) -> None:
+def test_every_size_has_a_thumbnail_that_depends_on_its_image_only(shape: tuple[int, ...]) -> None:
     images = np.random.default_rng(1).integers(0, 256, (BLOCK + 3, *shape), np.uint8)
     found = thumbnails(images)
     assert found.shape == (BLOCK + 3, 256)

@@ -1,4 +1,4 @@
-"""Prints in public bundles, and bundles of earlier versions, which have none."""
+"""Thumbnails in public bundles, and bundles of earlier versions, which have none."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from rapid.bundle.format import Bundle
-from rapid.config.sections import Settings
 from rapid.data import fit_images, load_images
 from rapid.data.thumbnails import thumbnails
 from rapid.errors import InputError
 from rapid.files import content_hash
+from rapid.methods.rapid.settings import RapidSettings
 from rapid.stages import build_public_bundle, train_private_bundle
 
 CPU = torch.device("cpu")
@@ -35,25 +35,25 @@ def earlier(tmp_path: Path, public_bundle: Path) -> Path:
     return out
 
 
-def test_all_public_images_have_a_print(public_bundle: Path, letters: Path, tiny_settings: Settings) -> None:
+def test_all_public_images_have_a_thumbnail(public_bundle: Path, letters: Path, tiny_settings: RapidSettings) -> None:
     images = fit_images(load_images(letters, "-"), tiny_settings.image, "-").images
-    assert (Bundle.open(public_bundle, "--base").thumbnails() == thumbnails(images)).all()
+    assert (Bundle.open(public_bundle, "base").thumbnails() == thumbnails(images)).all()
     assert "`thumbnails.npy`" in (public_bundle / "README.md").read_text()
 
 
-def test_altered_prints_are_refused(tmp_path: Path, public_bundle: Path) -> None:
+def test_altered_thumbnails_are_refused(tmp_path: Path, public_bundle: Path) -> None:
     out = tmp_path / "altered"
     shutil.copytree(public_bundle, out)
     np.save(out / "thumbnails.npy", np.zeros((60, 256), np.uint8))
     with pytest.raises(InputError, match=r"thumbnails\.npy: is missing or not the one"):
-        Bundle.open(out, "--base").thumbnails()
+        Bundle.open(out, "base").thumbnails()
     (out / "thumbnails.npy").unlink()
     with pytest.raises(InputError, match=r"thumbnails\.npy: is missing or not the one"):
-        Bundle.open(out, "--base").thumbnails()
+        Bundle.open(out, "base").thumbnails()
 
 
 def test_a_bundle_of_an_earlier_version_is_finished_by_resuming(
-    tmp_path: Path, earlier: Path, public_bundle: Path, letters: Path, digits: Path, tiny_settings: Settings
+    tmp_path: Path, earlier: Path, public_bundle: Path, letters: Path, digits: Path, tiny_settings: RapidSettings
 ) -> None:
     with pytest.raises(InputError, match=r"no thumbnails\.npy.*build-kb --resume.*private\.overlap\.share=0"):
         train_private_bundle(

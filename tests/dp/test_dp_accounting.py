@@ -1,21 +1,35 @@
-"""Accounting against published figures and an independent numerical accountant (the vectors' PLD column)."""
+"""Accounting against published figures, closed forms, quadrature and an independent numerical accountant."""
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from dp_accounting import DpEvent, LaplaceDpEvent
 from dp_accounting.pld import privacy_loss_distribution
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from rapid.bundle.card import privacy_in_words
-from rapid.config.sections import PrivateSettings
-from rapid.dp.accounting import Release, group_epsilon, prv_epsilon, rdp_epsilon, solve_noise_multiplier
-from rapid.dp.budget import Budget
-from rapid.dp.releases import Plan, default_delta
-from rapid.dp.statement import privacy_statement
+from rapid.dp.accounting import (
+    MIN_NOISE_MULTIPLIER,
+    group_epsilon,
+    pld_epsilon,
+    prv_epsilon,
+    rdp_epsilon,
+    single_noise_multiplier,
+    solve_noise_multiplier,
+)
+from rapid.dp.events import compose, dp_sgd_event, gaussian_event
 from rapid.errors import InputError
+
+
+def steps_of(sample_rate: float, steps: int) -> Callable[[float], DpEvent]:
+    return lambda noise_multiplier: dp_sgd_event(noise_multiplier, sample_rate, steps)
+
 
 # sample_rate, noise_multiplier, steps, delta, RDP, PLD
 VECTORS = [
@@ -34,33 +48,109 @@ VECTORS = [
 
 @pytest.mark.parametrize(("rate", "noise", "steps", "delta", "rdp", "pld"), VECTORS)
 def test_published_vectors(rate: float, noise: float, steps: int, delta: float, rdp: float, pld: float) -> None:
-    assert rdp_epsilon([Release(noise, rate, steps)], delta) == pytest.approx(rdp, rel=5e-3)
+    assert rdp_epsilon([dp_sgd_event(noise, rate, steps)], delta) == pytest.approx(rdp, rel=5e-3)
     # an upper bound on what PLD bounds too, within the 0.02 of the two numerical errors
-    assert prv_epsilon([Release(noise, rate, steps)], delta) == pytest.approx(pld, abs=0.02)
+    assert prv_epsilon([dp_sgd_event(noise, rate, steps)], delta) == pytest.approx(pld, abs=0.02)
+    began = time.perf_counter()
+    assert pld_epsilon([dp_sgd_event(noise, rate, steps)], delta) == pytest.approx(pld, rel=3e-3)
+    assert time.perf_counter() - began < 3  # well under a second on an idle core
 
 
-def test_without_steps_nothing_is_spent_and_without_noise_everything() -> None:
-    assert prv_epsilon([Release(1.0, 0.1, 0)], 1e-5) == rdp_epsilon([Release(1.0, 0.1, 0)], 1e-5) == 0
-    assert prv_epsilon([Release(0.0, 0.1, 1)], 1e-5) == rdp_epsilon([Release(0.0, 0.1, 1)], 1e-5) == math.inf
+@pytest.mark.parametrize("epsilon", [prv_epsilon, rdp_epsilon, pld_epsilon])
+def test_without_steps_nothing_is_spent_and_without_noise_everything(
+    epsilon: Callable[[list[DpEvent], float], float],
+) -> None:
+    assert epsilon([], 1e-5) == epsilon([dp_sgd_event(1.0, 0.1, 0)], 1e-5) == 0
+    assert epsilon([dp_sgd_event(0.0, 0.1, 1)], 1e-5) == epsilon([gaussian_event(0.0)], 1e-5) == math.inf
+    with pytest.raises(ValueError, match="Laplace"):
+        epsilon([LaplaceDpEvent(1.0)], 1e-5)
 
 
 def test_epsilon_rises_with_steps_and_rate_and_falls_with_noise() -> None:
-    base = prv_epsilon([Release(1.5, 0.05, 200)], 1e-5)
-    assert prv_epsilon([Release(1.5, 0.05, 400)], 1e-5) > base
-    assert prv_epsilon([Release(1.5, 0.1, 200)], 1e-5) > base
-    assert prv_epsilon([Release(2.5, 0.05, 200)], 1e-5) < base
+    base = prv_epsilon([dp_sgd_event(1.5, 0.05, 200)], 1e-5)
+    assert prv_epsilon([dp_sgd_event(1.5, 0.05, 400)], 1e-5) > base
+    assert prv_epsilon([dp_sgd_event(1.5, 0.1, 200)], 1e-5) > base
+    assert prv_epsilon([dp_sgd_event(2.5, 0.05, 200)], 1e-5) < base
 
 
-@pytest.mark.parametrize("epsilon", [0.2, 1.0, 10.0])
-def test_the_solved_noise_spends_the_budget_and_not_more(epsilon: float) -> None:
-    noise = solve_noise_multiplier(epsilon, 1e-5, 0.05, 300)
-    spent = prv_epsilon([Release(noise, 0.05, 300)], 1e-5)
-    assert 0.98 * epsilon <= spent <= epsilon
+# epsilon, delta, sample_rate, steps, least noise multiplier (found by bisection)
+SOLVED = [
+    (1.0, 1e-6, 1024 / 60000, 150, 1.27865),
+    (0.2, 1e-5, 0.05, 300, 14.5138),
+    (10.0, 1e-5, 0.05, 300, 0.776229),
+    (50.0, 1e-5, 0.1, 1000, 0.724344),
+    (1.0, 1e-3, 1.0, 1, 2.59761),
+    (0.01, 1e-6, 0.02, 150, 102.045),
+]
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "rate", "steps", "noise"), SOLVED)
+def test_the_solved_noise_spends_the_budget_and_not_more(
+    epsilon: float, delta: float, rate: float, steps: int, noise: float
+) -> None:
+    found = solve_noise_multiplier(steps_of(rate, steps), epsilon, delta)
+    assert found == pytest.approx(noise, rel=1e-3)
+    assert prv_epsilon([dp_sgd_event(found, rate, steps)], delta) <= epsilon
+    assert prv_epsilon([dp_sgd_event(found * 0.998, rate, steps)], delta) > epsilon
+
+
+@settings(max_examples=6, deadline=None)
+@given(epsilon=st.floats(0.1, 5), rate=st.floats(0.001, 0.2), steps=st.integers(1, 100), others=st.floats(5, 500))
+def test_solved_noise_is_least(epsilon: float, rate: float, steps: int, others: float) -> None:
+    known = [gaussian_event(others)]
+    if prv_epsilon([gaussian_event(others), dp_sgd_event(1e5, rate, steps)], 1e-5) > epsilon:
+        with pytest.raises(InputError, match=r"epsilon .*: no noise is enough"):
+            solve_noise_multiplier(steps_of(rate, steps), epsilon, 1e-5, known)
+        return
+    noise = solve_noise_multiplier(steps_of(rate, steps), epsilon, 1e-5, known)
+    assert prv_epsilon([dp_sgd_event(noise, rate, steps), *known], 1e-5) <= epsilon
+    if noise > MIN_NOISE_MULTIPLIER:
+        # the bound's own numerical error jumps a little with what is first guessed
+        assert prv_epsilon([dp_sgd_event(noise * 0.997, rate, steps), *known], 1e-5) > epsilon * 0.998
+
+
+def test_a_budget_that_needs_next_to_no_noise_gets_the_least() -> None:
+    assert solve_noise_multiplier(steps_of(0.1, 100), 1e6, 1e-5) == MIN_NOISE_MULTIPLIER
+
+
+def test_where_others_take_nearly_everything_prv_still_finds_room() -> None:
+    """By RDP the other release alone is above epsilon."""
+    other = gaussian_event(4.4)
+    assert prv_epsilon([other], 1e-6) < 1 < rdp_epsilon([other], 1e-6)
+    noise = solve_noise_multiplier(steps_of(0.02, 150), 1.0, 1e-6, [other])
+    assert noise == pytest.approx(4.339, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "noise"),
+    [(1, 1e-6, 4.224678889), (0.001, 1e-6, 2436.552494), (10, 1e-5, 0.4998886197), (100, 1e-9, 0.1062264798),
+     (1e-6, 1e-8, 1724094.526), (0.0001, 0.5, 0.7412578811)],
+)  # fmt: skip
+def test_one_gaussian_release(epsilon: float, delta: float, noise: float) -> None:
+    """Balle and Wang's closed form, which holds with equality."""
+    s = single_noise_multiplier(epsilon, delta)
+    assert s == pytest.approx(noise, rel=1e-8)
+    phi = stats.norm
+    spent = phi.cdf(0.5 / s - epsilon * s) - math.exp(epsilon + phi.logcdf(-0.5 / s - epsilon * s))
+    assert spent == pytest.approx(delta, rel=1e-5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(noise=st.floats(1, 50), rate=st.floats(1e-3, 0.2), steps=st.integers(1, 300), single=st.floats(2, 100))
+def test_two_accountants_agree(noise: float, rate: float, steps: int, single: float) -> None:
+    """Both are upper bounds: PRV is above PLD by no more than its stated numerical error."""
+    events = [dp_sgd_event(noise, rate, steps), gaussian_event(single)]
+    prv, pld = prv_epsilon(events, 1e-5), pld_epsilon(events, 1e-5)
+    rough = rdp_epsilon(events, 1e-5)
+    error = max(1e-3, min(0.01, rough / 50), rough / 1000)
+    assert pld - 3e-3 * rough - 1e-3 <= prv <= pld + 2 * error + 1e-3
+    assert prv <= rdp_epsilon(events, 1e-5, orders=range(2, 64)) + 1e-9
+    assert prv_epsilon([compose(events)], 1e-5) == prv
 
 
 def test_full_batches_are_the_gaussian_mechanism() -> None:
     """One step of rate 1: the analytic Gaussian mechanism (Balle and Wang 2018) in closed form."""
-    noise, epsilon = 2.0, prv_epsilon([Release(2.0, 1.0, 1)], 1e-5)
+    noise, epsilon = 2.0, prv_epsilon([dp_sgd_event(2.0, 1.0, 1)], 1e-5)
 
     def phi(x: float) -> float:
         return 0.5 * math.erfc(-x / math.sqrt(2))
@@ -72,36 +162,13 @@ def test_full_batches_are_the_gaussian_mechanism() -> None:
     assert phi(a - shorter * noise) - math.exp(shorter) * phi(-a - shorter * noise) > 1e-5
 
 
-@pytest.mark.parametrize(
-    ("change", "argument"),
-    [
-        ({"epsilon": 0.0}, "--epsilon"),
-        ({"epsilon": -1.0}, "--epsilon"),
-        ({"epsilon": math.nan}, "--epsilon"),
-        ({"epsilon": math.inf}, "--epsilon"),
-        ({"delta": 0.0}, "--delta"),
-        ({"delta": 1.0}, "--delta"),
-        ({"expected_batch": 101}, "expected_batch"),
-    ],
-)
-def test_bad_plans_name_the_argument(change: dict[str, float], argument: str) -> None:
-    good = {"epsilon": 1.0, "delta": 1e-3, "dataset_size": 100, "expected_batch": 10, "steps": 5, "clip_norm": 1.0}
-    with pytest.raises(InputError, match=argument):
-        Plan.solve(**(good | change))
-
-
-def test_default_delta() -> None:
-    assert default_delta(60_000) == pytest.approx(1 / (60_000 * math.log(60_000)))
-    assert all(0 < default_delta(n) < 1 / n for n in (1, 2, 3, 100))
-
-
 def test_prv_lies_above_another_librarys_privacy_loss_distribution() -> None:
     """dp-accounting's PLD, which is an upper bound too: both are within their numerical errors of the truth."""
     for noise, rate, steps in ((4.16, 0.034, 800), (1.0, 0.02, 500)):
         loss = privacy_loss_distribution.from_gaussian_mechanism(
             noise, sampling_prob=rate, value_discretization_interval=1e-4
         ).self_compose(steps)
-        assert prv_epsilon([Release(noise, rate, steps)], 1e-5) == pytest.approx(
+        assert prv_epsilon([dp_sgd_event(noise, rate, steps)], 1e-5) == pytest.approx(
             loss.get_epsilon_for_delta(1e-5), abs=0.03
         )
 
@@ -118,7 +185,7 @@ def test_a_group_at_full_batches_is_one_gaussian_with_its_shift(size: int, noise
         )
 
     exact = optimize.brentq(lambda epsilon: spends(epsilon) - delta, 0, 100)
-    assert group_epsilon([Release(noise, 1.0, 1)], delta, size) == pytest.approx(exact, rel=0.01, abs=0.01)
+    assert group_epsilon([dp_sgd_event(noise, 1.0, 1)], delta, size) == pytest.approx(exact, rel=0.01, abs=0.01)
 
 
 @pytest.mark.parametrize(("noise", "rate", "size"), [(1.0, 0.1, 3), (2.0, 0.3, 2), (0.8, 0.01, 4)])
@@ -137,73 +204,50 @@ def test_a_group_in_one_step_by_integration(noise: float, rate: float, size: int
         return max(float(np.trapezoid(add, x)), float(np.trapezoid(remove, x)))
 
     exact = optimize.brentq(lambda epsilon: spends(epsilon) - delta, 1e-6, 60)
-    found = group_epsilon([Release(noise, rate, 1)], delta, size)
+    found = group_epsilon([dp_sgd_event(noise, rate, 1)], delta, size)
     assert exact <= found * (1 + 1e-6) <= exact * 1.01 + 0.011
 
 
 def test_groups_spend_more_than_one_and_less_than_the_textbook_says() -> None:
-    one = group_epsilon([Release(4.0, 0.03, 500)], 1e-6, 1)
-    assert one == prv_epsilon([Release(4.0, 0.03, 500)], 1e-6)
-    two, three = (group_epsilon([Release(4.0, 0.03, 500)], 1e-6, size) for size in (2, 3))
+    one = group_epsilon([dp_sgd_event(4.0, 0.03, 500)], 1e-6, 1)
+    assert one == prv_epsilon([dp_sgd_event(4.0, 0.03, 500)], 1e-6)
+    two, three = (group_epsilon([dp_sgd_event(4.0, 0.03, 500)], 1e-6, size) for size in (2, 3))
     assert one < two < three
     # m epsilon holds only at a delta that is e^((m - 1) epsilon) times larger
-    textbook = 2 * prv_epsilon([Release(4.0, 0.03, 500)], 1e-6 / (1 + math.exp(one)))
+    textbook = 2 * prv_epsilon([dp_sgd_event(4.0, 0.03, 500)], 1e-6 / (1 + math.exp(one)))
     assert two < textbook
 
 
 def test_epsilon_is_never_negative_and_can_be_solved_for_small_sets() -> None:
-    assert prv_epsilon([Release(4.0, 0.1, 1)], 0.1) >= 0
-    noise = solve_noise_multiplier(1.0, 0.043, 0.1, 1)
-    assert prv_epsilon([Release(noise, 0.1, 1)], 0.043) <= 1
+    assert prv_epsilon([dp_sgd_event(4.0, 0.1, 1)], 0.1) >= 0
+    noise = solve_noise_multiplier(steps_of(0.1, 1), 1.0, 0.043)
+    assert prv_epsilon([dp_sgd_event(noise, 0.1, 1)], 0.043) <= 1
 
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_releases_compose(size: int) -> None:
     """Two Gaussian releases are one with the sum of their squared inverse noises; nothing is the neutral element."""
-    both = [Release(4.0, 1.0, 1), Release(5.0, 1.0, 2)]
+    both = [dp_sgd_event(4.0, 1.0, 1), dp_sgd_event(5.0, 1.0, 2)]
     noise = (1 / 16 + 2 / 25) ** -0.5
-    one = group_epsilon([Release(noise, 1.0, 1)], 1e-5, size)
+    one = group_epsilon([dp_sgd_event(noise, 1.0, 1)], 1e-5, size)
     assert group_epsilon(both, 1e-5, size) == pytest.approx(one, abs=0.02)
-    assert group_epsilon([*both, Release(0.1, 1.0, 0)], 1e-5, size) == group_epsilon(both, 1e-5, size)
+    assert group_epsilon([*both, dp_sgd_event(0.1, 1.0, 0)], 1e-5, size) == group_epsilon(both, 1e-5, size)
     assert prv_epsilon([], 1e-5) == rdp_epsilon([], 1e-5) == group_epsilon([], 1e-5, size) == 0
 
 
 def test_subsampled_steps_and_a_gaussian_release_compose_as_in_another_library() -> None:
-    steps, single = Release(2.0, 0.02, 150), Release(20.0, 1.0, 1)
-    losses = [
-        privacy_loss_distribution.from_gaussian_mechanism(
-            release.noise_multiplier, sampling_prob=release.sample_rate, value_discretization_interval=1e-4
-        ).self_compose(release.steps)
-        for release in (steps, single)
-    ]
-    expected = losses[0].compose(losses[1]).get_epsilon_for_delta(1e-6)
+    steps, single = dp_sgd_event(2.0, 0.02, 150), gaussian_event(20.0)
+    loss = privacy_loss_distribution.from_gaussian_mechanism
+    losses = loss(2.0, sampling_prob=0.02, value_discretization_interval=1e-4).self_compose(150)
+    expected = losses.compose(loss(20.0, value_discretization_interval=1e-4)).get_epsilon_for_delta(1e-6)
     assert prv_epsilon([steps, single], 1e-6) == pytest.approx(expected, abs=0.02)
     assert prv_epsilon([single, steps], 1e-6) == pytest.approx(expected, abs=0.02)
-    noise = solve_noise_multiplier(1.0, 1e-6, 0.02, 150, [single])
-    assert 0.98 <= prv_epsilon([Release(noise, 0.02, 150), single], 1e-6) <= 1
-    assert noise > solve_noise_multiplier(1.0, 1e-6, 0.02, 150)
+    assert pld_epsilon([single, steps], 1e-6) == pytest.approx(expected, rel=2e-3)
+    noise = solve_noise_multiplier(steps_of(0.02, 150), 1.0, 1e-6, [single])
+    assert 0.98 <= prv_epsilon([dp_sgd_event(noise, 0.02, 150), single], 1e-6) <= 1
+    assert noise > solve_noise_multiplier(steps_of(0.02, 150), 1.0, 1e-6)
 
 
 def test_large_groups_can_be_computed() -> None:
-    assert group_epsilon([Release(50.0, 0.001, 10)], 1e-6, 1100) > group_epsilon([Release(50.0, 0.001, 10)], 1e-6, 100)
-
-
-def test_a_plan_tells_its_group_and_its_work() -> None:
-    plan = Plan(
-        dataset_size=1000, expected_batch=100, steps=50, clip_norm=1.0, noise_multiplier=2.0, delta=1e-5,
-        multiplicity=4, group_size=3,
-    )  # fmt: skip
-    assert plan.epsilon_group() == group_epsilon([Release(2.0, 0.1, 50)], 1e-5, 3) > plan.epsilon()
-    assert plan.gradient_computations() == 100 * 50 * 4
-    # 100 agreeing gradients of norm C against sqrt(parameters) * sigma * C
-    assert plan.signal_to_noise(2500) == pytest.approx(100 / (2 * 50))
-    budget = Budget(None, None, plan)
-    statement = privacy_statement(budget, PrivateSettings(noise_source="device", optimizer="momentum"))
-    assert statement["group"]["size"] == 3
-    assert statement["group"]["epsilon"] == pytest.approx(plan.epsilon_group(), abs=1e-5)
-    assert "dp-accounting" in statement["group"]["accountant"]
-    assert statement["mechanism"].endswith("gradient descent with momentum")
-    assert "not cryptographic" in statement["noise_source"]
-    assert "a person with 3 images" in privacy_in_words(statement | {"dataset_size": 1000})
-    alone = Budget(None, None, plan.model_copy(update={"group_size": 1}))
-    assert "group" not in privacy_statement(alone, PrivateSettings())
+    events = [dp_sgd_event(50.0, 0.001, 10)]
+    assert group_epsilon(events, 1e-6, 1100) > group_epsilon(events, 1e-6, 100)

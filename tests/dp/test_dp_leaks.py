@@ -24,7 +24,7 @@ import sys, numpy as np
 from pathlib import Path
 from rapid.dp.gradients.bookkeeper import BookKeeper
 from rapid.methods.rapid.objectives import PrivateObjective
-from rapid.cli.parser import main
+from rapid.cli import main
 secret, losses, norms = Path(sys.argv[1]), [], []
 compute, clip = PrivateObjective.__call__, BookKeeper.clipped_sum
 def recorded(self, indices):

@@ -80,7 +80,7 @@ def test_noise_is_never_smaller_than_needed() -> None:
 def public_letters(public_bundle: Path, letters: Path) -> tuple[np.ndarray, np.ndarray]:
     """The public images and their thumbnails."""
     images = fit_images(load_images(letters, "-"), ImageSettings(size=32, channels=1), "-").images
-    return images, Bundle.open(public_bundle, "--base").thumbnails()
+    return images, Bundle.open(public_bundle, "base").thumbnails()
 
 
 def test_the_refusal_follows_from_the_noisy_count_alone(

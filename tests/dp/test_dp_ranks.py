@@ -130,7 +130,7 @@ def test_train_private_on_two_ranks(tmp_path: Path, public_bundle: Path, digits:
     assert statement["steps"] == plan.steps == 3
     assert statement["multiplicity"] == 2
     assert statement["epsilon"] == pytest.approx(plan.epsilon(), abs=1e-5)
-    assert Bundle.open(out, "--out", "private").denoiser().num_classes == 10
+    assert Bundle.open(out, "out", "private").denoiser().num_classes == 10
 
 
 def test_a_single_image_on_two_ranks(tmp_path: Path, public_bundle: Path, digits: Path) -> None:

@@ -75,11 +75,11 @@ def replay(
     request: pytest.FixtureRequest, public_bundle: Path, digits: Path, tiny_settings: Settings
 ) -> Iterator[Replay]:
     chosen = apply_overrides(tiny_settings.model_dump(mode="json"), [f"private.objective={request.param}"])
-    bundle = Bundle.open(public_bundle, "--base")
+    bundle = Bundle.open(public_bundle, "base")
     public = bundle.public_denoiser().requires_grad_(False)
     torch.manual_seed(0)
     denoiser = public.with_classes(10).requires_grad_(True)
-    images = fit_images(load_images(digits, "--private"), chosen.image, "--private")
+    images = fit_images(load_images(digits, "private"), chosen.image, "private")
     assert images.labels is not None
     latents = encode_all(bundle.autoencoder(), images.images[:SIZE], torch.device("cpu"))
     retriever = Retriever(

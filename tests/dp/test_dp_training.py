@@ -102,7 +102,7 @@ def test_draws_precision_and_groups_are_options(
     assert statement["group"]["size"] == 4
     assert statement["group"]["epsilon"] > statement["epsilon"]
     assert "a person with 4 images" in (out / "README.md").read_text()
-    weights = Bundle.open(out, "--out").denoiser().state_dict()
+    weights = Bundle.open(out, "out").denoiser().state_dict()
     assert all(torch.isfinite(value).all() for value in weights.values())
     assert all(value.dtype == torch.float32 for value in weights.values())
 

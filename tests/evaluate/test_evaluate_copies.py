@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rapid.bundle.format import Bundle
-from rapid.data import ImageSet, to_uint8
-from rapid.diffusion import Schedule
+from rapid.data import ImageSet
 from rapid.errors import InputError
 from rapid.evaluate import neighbours
-from rapid.evaluate.copies import PAIRS, closest_picture, compare_with, decode_knowledge_base
+from rapid.evaluate.copies import PAIRS, closest_picture, compare_with, decode_records
 from rapid.evaluate.neighbours import nearest_images
+from rapid.methods import open_generator
 
 CPU = torch.device("cpu")
 
@@ -91,20 +91,9 @@ def test_real_images_are_not_their_own_neighbours() -> None:
     assert report["real"]["nearest"] > 0
 
 
-def test_entries_of_a_knowledge_base_are_decoded(private_bundle: object) -> None:
-    bundle = Bundle.open(private_bundle, "--model")
-    decoded = decode_knowledge_base(bundle, CPU)
-    base = bundle.knowledge_base()
-    assert decoded.images.shape == (len(base), 32, 32)
-    assert decoded.labels is None
-    # entry 5 by hand
-    v = bundle.settings.retrieval.v
-    value = torch.from_numpy(base.values(np.array([5])))
-    denoiser = bundle.public_denoiser()
-    t = torch.tensor([v])
-    with torch.no_grad():
-        eps = denoiser(value, t, denoiser.null_labels(1))
-        abar = Schedule.build(bundle.settings.schedule).abar[v].float()
-        latent = (value - (1 - abar).sqrt() * eps) / abar.sqrt()
-        expected = to_uint8(bundle.autoencoder().decode(latent))[0]
-    assert np.abs(decoded.images[5].astype(int) - expected).max() <= 1
+def test_all_records_of_a_knowledge_base_are_decoded(private_bundle: Path) -> None:
+    model = open_generator(private_bundle, "cpu", ["generation.batch_size=7"])
+    decoded = decode_records(model)
+    assert decoded.shape == (model.records, 32, 32)
+    alone = model.record_images(np.array([model.records - 1]))[0]
+    assert np.abs(decoded[-1].astype(int) - alone).max() <= 1

@@ -99,7 +99,7 @@ def test_a_mode_that_is_missing_costs_recall_and_coverage_only() -> None:
 
 @pytest.mark.parametrize(("real", "synthetic"), [(5, 50), (50, 5), (1, 1)])
 def test_too_few_images_are_refused(real: int, synthetic: int) -> None:
-    with pytest.raises(InputError, match="at least 6 in each set"):
+    with pytest.raises(InputError, match="at least 6 images in each set"):
         neighbourhoods(normal(real, 3, 0), normal(synthetic, 3, 1))
 
 

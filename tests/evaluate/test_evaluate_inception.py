@@ -80,21 +80,21 @@ def test_fid_in_the_report(weights: Path, tmp_path: Path) -> None:
 
 
 def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is no file"):
+    with pytest.raises(InputError, match="is not a file"):
         load_inception(tmp_path / "none.pth", CPU)
     other = tmp_path / "other.pth"
     torch.save({"fc.weight": torch.zeros(2, 2)}, other)
-    with pytest.raises(InputError, match="does not hold the weights"):
+    with pytest.raises(InputError, match="does not contain the weights"):
         load_inception(other, CPU)
     text = tmp_path / "text.pth"
     text.write_text("no weights")
-    with pytest.raises(InputError, match="does not hold the weights"):
+    with pytest.raises(InputError, match="does not contain the weights"):
         load_inception(text, CPU)
     # a pickle that would run code is not run
     ran = tmp_path / "ran"
     evil = tmp_path / "evil.pth"
     torch.save(_Evil(ran), evil)
-    with pytest.raises(InputError, match="does not hold the weights"):
+    with pytest.raises(InputError, match="does not contain the weights"):
         load_inception(evil, CPU)
     assert not ran.exists()
 

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from tests_support import bright_and_dark, save
 
-from rapid.cli.parser import main
+from rapid.cli import main
 from rapid.evaluate import Request, evaluate, training, write_report
 from rapid.evaluate.networks import CLASSIFIERS
 
@@ -68,7 +68,7 @@ def test_the_command_writes_json_page_and_picture(
     assert found.returncode == 0, found.stderr
     assert "accuracy on digits.npz, trained on synthetic images" in found.stdout
     assert "Not private" in found.stdout
-    for title in ("small, synthetic", "resnext, real", "feature network", "decoding entries", "copies: public images"):
+    for title in ("small, synthetic", "resnext, real", "feature network", "decoding records", "copies: public images"):
         assert title in found.stderr
     assert sorted(path.name for path in out.parent.iterdir()) == [
         "report-closest.png", "report.html", "report.json",
@@ -124,7 +124,7 @@ def test_other_methods_images_in_colour_and_names_that_need_escaping(tmp_path: P
     assert report.content["fidelity"]["synthetic"]["frechet_by_class"].keys() == {f"{name}'\"", "bright"}
 
 
-def test_unlabelled_images_are_probed_without_utility(tmp_path: Path) -> None:
+def test_unlabelled_images_are_evaluated_without_utility(tmp_path: Path) -> None:
     made = replace(bright_and_dark(20, 0, shape=(8, 8, 3)), labels=None, classes=())
     paths = {
         "made": save(tmp_path / "made.npz", made),

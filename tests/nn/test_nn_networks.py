@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from rapid.config.presets import apply_overrides, load_settings, preset_names
-from rapid.config.sections import Settings
 from rapid.errors import InputError
+from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.nn.groups import group_count
 from rapid.nn.storage import WEIGHTS
@@ -59,11 +59,11 @@ def test_presets_of_the_paper(name: str) -> None:
     assert chosen.private.expected_batch == 64
 
 
-def build_all(chosen: Settings) -> list[nn.Module]:
+def build_all(chosen: RapidSettings) -> list[nn.Module]:
     return [Autoencoder.build(chosen), Denoiser.build(chosen, 3), TrajectoryEncoder.build(chosen)]
 
 
-def test_saved_networks_load_as_they_were(tmp_path: Path, tiny_settings: Settings) -> None:
+def test_saved_networks_load_as_they_were(tmp_path: Path, tiny_settings: RapidSettings) -> None:
     for network in build_all(tiny_settings):
         folder = tmp_path / type(network).__name__
         network.save(folder)
@@ -82,7 +82,7 @@ def test_saved_networks_load_as_they_were(tmp_path: Path, tiny_settings: Setting
             type(network).load(folder)
 
 
-def test_no_network_mixes_examples(tiny_settings: Settings) -> None:
+def test_no_network_mixes_examples(tiny_settings: RapidSettings) -> None:
     autoencoder, denoiser, encoder = build_all(tiny_settings)
     x, latents = torch.randn(4, 1, 32, 32), torch.randn(4, *tiny_settings.latent_shape)
     t, y = torch.tensor([1, 10, 500, 1000]), torch.tensor([0, 1, 2, 3])
@@ -98,7 +98,7 @@ def test_no_network_mixes_examples(tiny_settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("known", [0, 1, 3])
-def test_new_classes_are_distinct_and_the_null_class_stays(tiny_settings: Settings, known: int) -> None:
+def test_new_classes_are_distinct_and_the_null_class_stays(tiny_settings: RapidSettings, known: int) -> None:
     public = Denoiser.build(tiny_settings, known)
     private = public.with_classes(5)
     x, t = torch.randn(1, *tiny_settings.latent_shape).repeat(6, 1, 1, 1), torch.full((6,), 100)
@@ -110,7 +110,7 @@ def test_new_classes_are_distinct_and_the_null_class_stays(tiny_settings: Settin
 
 
 @pytest.mark.parametrize("conditioning", ["embedding", "cross-attention"])
-def test_timestep_and_class_reach_the_output(tiny_settings: Settings, conditioning: str) -> None:
+def test_timestep_and_class_reach_the_output(tiny_settings: RapidSettings, conditioning: str) -> None:
     chosen = apply_overrides(tiny_settings.model_dump(mode="json"), [f"denoiser.conditioning={conditioning}"])
     denoiser = Denoiser.build(chosen, 3)
     x = torch.randn(1, *chosen.latent_shape)
@@ -123,7 +123,7 @@ def test_timestep_and_class_reach_the_output(tiny_settings: Settings, conditioni
     assert (output(10, 0) - output(10, 1)).abs().max() > 1e-4
 
 
-def test_pixel_space(tiny_settings: Settings) -> None:
+def test_pixel_space(tiny_settings: RapidSettings) -> None:
     chosen = apply_overrides(tiny_settings.model_dump(mode="json"), ["autoencoder.kind=none"])
     assert chosen.latent_shape == (1, 32, 32)
     autoencoder = Autoencoder.build(chosen)

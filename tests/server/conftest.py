@@ -15,8 +15,8 @@ from rapid_server.connections import uvicorn_config
 from rapid_server.run import listen
 from rapid_server.settings import ServerSettings
 
-from rapid.bundle.format import Bundle
-from rapid.methods.rapid.generator import Generator
+from rapid.methods import open_generator
+from rapid.sampling.generator import Generator
 
 Serving = Callable[..., AbstractContextManager[httpx.Client]]
 Application = Callable[..., FastAPI]
@@ -49,9 +49,8 @@ def serving() -> Serving:
 
 @pytest.fixture(scope="session")
 def generator(private_bundle: Path) -> Generator:
-    """Without the probe: one that was hardly trained is torn between classes, and rounding would decide."""
-    settings = Bundle.open(private_bundle, "-").settings.generation.model_copy(update={"attempts": 1})
-    return Generator.open(private_bundle, device="cpu", settings=settings)
+    """Without the probe: a hardly trained one is undecided between classes, so that rounding would decide."""
+    return open_generator(private_bundle, "cpu", ["generation.attempts=1"])
 
 
 def settings_of(**changes: Any) -> ServerSettings:
@@ -64,7 +63,7 @@ def application(generator: Generator) -> Application:
     """Makes an application of the private bundle, or of the models given, with the given settings."""
 
     def make(models: Mapping[str, Generator] | None = None, **changes: Any) -> FastAPI:
-        return create_app(models or {generator.name: generator}, settings_of(**changes))
+        return create_app(models or {generator.bundle.path.name: generator}, settings_of(**changes))
 
     return make
 

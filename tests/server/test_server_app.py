@@ -19,7 +19,8 @@ from PIL import Image
 from rapid_server.app import STATIC
 from tests_support import Fails, numbers
 
-from rapid.methods.rapid.generator import Generator
+from rapid.bundle.info import describe
+from rapid.sampling.generator import Generator
 
 
 def pixels(png: str) -> Any:
@@ -47,15 +48,15 @@ def test_not_ready_once_stopped(application: Any, serving: Any) -> None:
 
 def test_info(client: httpx.Client, generator: Generator) -> None:
     info = client.get("/info").json()
-    assert info["model"] == generator.name
+    assert info["model"] == generator.bundle.path.name
     assert info["classes"] == [*"0123456789"]
     assert info["image_shape"] == [32, 32]
     assert info["max_count"] == 300
-    assert info["privacy"] == generator.privacy
-    assert info["bundle"] == generator.info
+    assert info["privacy"] == generator.bundle.privacy
+    assert info["bundle"] == describe(generator.bundle)
     assert info["sha256"] == generator.bundle.digest
-    assert f"{generator.privacy['epsilon']:.3g}" in info["privacy_in_words"]
-    assert [model["model"] for model in info["models"]] == [generator.name]
+    assert f"{generator.bundle.privacy['epsilon']:.3g}" in info["privacy_in_words"]
+    assert [model["model"] for model in info["models"]] == [generator.bundle.path.name]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_metrics(application: Any, generator: Generator, serving: Any) -> None:
     assert found["rapid_requests_total", "/generate", "200"] == 2
     assert found["rapid_requests_total", "/generate", "422"] == 1
     assert found["rapid_requests_total", "other", "404"] == 1
-    name = generator.name
+    name = generator.bundle.path.name
     assert found["rapid_images_total", name] == 5
     assert found["rapid_refusals_total", "422"] == 1
     assert found["rapid_queue_images",] == 0
@@ -99,8 +100,8 @@ def test_metrics(application: Any, generator: Generator, serving: Any) -> None:
 def test_two_apps_count_for_themselves(application: Any, generator: Generator, serving: Any) -> None:
     with serving(application()) as one, serving(application()) as other:
         one.post("/generate", json={"count": 1})
-        assert numbers(one)["rapid_images_total", generator.name] == 1
-        assert ("rapid_images_total", generator.name) not in numbers(other)
+        assert numbers(one)["rapid_images_total", generator.bundle.path.name] == 1
+        assert ("rapid_images_total", generator.bundle.path.name) not in numbers(other)
 
 
 def test_the_event_loop_stays_free(client: httpx.Client) -> None:

@@ -30,7 +30,7 @@ from rapid_server.schedule import RIDERS, Load, Turns, share
 from tests_support import Fails
 
 from rapid.errors import InputError
-from rapid.methods.rapid.generator import Generator
+from rapid.sampling.generator import Generator
 
 
 @contextmanager

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rapid.methods.rapid.generator import Generator
+from rapid.methods import open_generator
+from rapid.sampling.generate import generate
+from rapid.sampling.generator import Generator
 
 JSON = {"Content-Type": "application/json"}
 
@@ -43,10 +45,10 @@ def test_json_answer(client: httpx.Client, generator: Generator) -> None:
     assert set(answer) == {"images", "labels", "entries", "seed", "model", "privacy"}
     assert answer["labels"] == ["7", "1", "0"]
     assert answer["seed"] == 5
-    assert answer["model"] == generator.name
-    assert answer["privacy"] == generator.privacy
+    assert answer["model"] == generator.bundle.path.name
+    assert answer["privacy"] == generator.bundle.privacy
     assert answer["privacy"]["epsilon"] > 0
-    expected = generator.generate(3, labels=[7, 1, 0], seed=5)
+    expected = generate(generator, 3, labels=[7, 1, 0], seed=5)
     for text, image in zip(answer["images"], expected.images, strict=True):
         close(pixels(base64.b64decode(text, validate=True)), image)
 
@@ -76,7 +78,7 @@ def test_same_request_same_bytes(client: httpx.Client, accept: str) -> None:
 def test_one_png(client: httpx.Client, generator: Generator) -> None:
     response = ask(client, "image/png", count=1, labels=[4], seed=1)
     assert response.headers["content-type"] == "image/png"
-    close(pixels(response.content), generator.generate(1, labels=[4], seed=1).images[0])
+    close(pixels(response.content), generate(generator, 1, labels=[4], seed=1).images[0])
 
 
 def test_a_grid_where_there_are_more(client: httpx.Client, generator: Generator) -> None:
@@ -90,8 +92,8 @@ def test_zip_of_pngs(client: httpx.Client, generator: Generator) -> None:
     response = ask(client, "application/zip", count=3, labels=[9, 9, 2], seed=8)
     assert response.headers["transfer-encoding"] == "chunked"
     assert response.headers["content-type"] == "application/zip"
-    assert response.headers["content-disposition"] == f'attachment; filename="{generator.name}-8.zip"'
-    expected = generator.generate(3, labels=[9, 9, 2], seed=8)
+    assert response.headers["content-disposition"] == f'attachment; filename="{generator.bundle.path.name}-8.zip"'
+    expected = generate(generator, 3, labels=[9, 9, 2], seed=8)
     with zipfile.ZipFile(io.BytesIO(response.content)) as archive:
         assert archive.testzip() is None
         assert archive.namelist() == ["00000-9.png", "00001-9.png", "00002-2.png"]
@@ -103,10 +105,10 @@ def test_zip_of_pngs(client: httpx.Client, generator: Generator) -> None:
 def test_seed_and_privacy_in_headers(client: httpx.Client, generator: Generator, accept: str) -> None:
     headers = ask(client, accept, count=1, seed=3).headers
     assert headers["x-rapid-seed"] == "3"
-    assert headers["x-rapid-model"] == generator.name
-    assert generator.privacy is not None
-    assert float(headers["x-rapid-epsilon"]) == generator.privacy["epsilon"]
-    assert float(headers["x-rapid-delta"]) == generator.privacy["delta"]
+    assert headers["x-rapid-model"] == generator.bundle.path.name
+    assert generator.bundle.privacy is not None
+    assert float(headers["x-rapid-epsilon"]) == generator.bundle.privacy["epsilon"]
+    assert float(headers["x-rapid-delta"]) == generator.bundle.privacy["delta"]
     assert headers["vary"] == "Accept"
 
 
@@ -243,7 +245,7 @@ def test_content_type_may_have_a_charset(client: httpx.Client) -> None:
 
 
 def test_a_public_model_has_no_privacy_to_state(application: Any, public_bundle: Path, serving: Any) -> None:
-    generator = Generator.open(public_bundle, device="cpu")
+    generator = open_generator(public_bundle, "cpu")
     with serving(application({"public": generator})) as client:
         response = ask(client, count=2, seed=4)
         assert response.json()["privacy"] is None

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from rapid_server.connections import ImpatientProtocol
+from rapid_server.connections import TimeoutProtocol
 from rapid_server.run import allow_files
 
 STREAMS = ["application/x-ndjson", "text/event-stream", "application/zip"]
@@ -58,7 +58,7 @@ def until(holds: Callable[[], bool], seconds: float = 20) -> None:
 def served(application: Any, serving: Any) -> Iterator[Served]:
     app = application(batch=64, max_count=5000, max_client=12_000, max_queued=50_000)
     with pytest.MonkeyPatch.context() as patch, serving(app) as client:
-        patch.setattr(ImpatientProtocol, "silent_seconds", 2.0)
+        patch.setattr(TimeoutProtocol, "silent_seconds", 2.0)
         yield Served(app, client)
 
 
@@ -250,8 +250,8 @@ def test_clients_that_read_nothing(application: Any, serving: Any, accept: str) 
 def test_one_that_takes_nothing_is_cut_off_and_one_that_takes_little_is_not(
     application: Any, serving: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ImpatientProtocol, "header_seconds", 0.5)
-    monkeypatch.setattr(ImpatientProtocol, "stalled_seconds", 6.0)
+    monkeypatch.setattr(TimeoutProtocol, "header_seconds", 0.5)
+    monkeypatch.setattr(TimeoutProtocol, "stalled_seconds", 6.0)
     app = application(max_count=5000, batch=256)
     with serving(app) as client:
         served = Served(app, client)

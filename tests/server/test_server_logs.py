@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 from rapid_server.auth import RequireToken, Tokens, hash_token, new_token
-from rapid_server.failures import AnswerFailures
+from rapid_server.exception_handlers import CatchExceptions
 from rapid_server.limits import LimitBody
 from rapid_server.logs import OWN_LOGGERS, JsonFormatter, LogRequests, TextFormatter, configure, request_id
 from starlette.applications import Starlette
@@ -59,7 +59,7 @@ def app() -> Starlette:
         Middleware(LogRequests),
         Middleware(RequireToken, tokens=Tokens([SecretStr(f"alice:{hash_token(TOKEN)}")])),
         Middleware(LimitBody, max_bytes=100),
-        Middleware(AnswerFailures),
+        Middleware(CatchExceptions),
     ]
     return Starlette(routes=routes, middleware=middleware)
 

@@ -23,7 +23,9 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from rapid_server.auth import hash_token, new_token
 
-from rapid.methods.rapid.generator import Generator
+from rapid.methods import open_generator
+from rapid.sampling.generate import generate
+from rapid.sampling.generator import Generator
 from rapid.pictures import encode_png
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -123,8 +125,8 @@ def test_images_are_made_and_can_be_kept(visit: Visit, url: str, generator: Gene
         expect(cells).to_have_count(23)
         expect(cells.nth(12)).to_have_accessible_name("Synthetic image 12, class 2")
         name, content = saved(page, "#zip")
-    assert name == f"{generator.name}-9223372036854775807.zip"
-    expected = generator.generate(23, seed=2**63 - 1).images
+    assert name == f"{generator.bundle.path.name}-9223372036854775807.zip"
+    expected = generate(generator, 23, seed=2**63 - 1).images
     with zipfile.ZipFile(BytesIO(content)) as archive:
         assert archive.testzip() is None
         names = archive.namelist()
@@ -155,7 +157,7 @@ def test_chosen_classes_and_steps(visit: Visit, url: str, generator: Generator) 
     sent = []
     with visit(url) as page:
         page.on("request", lambda request: sent.append(request) if request.method == "POST" else None)
-        expect(page.locator("#steps")).to_have_attribute("placeholder", re.compile(f"^{generator.settings.steps},"))
+        expect(page.locator("#steps")).to_have_attribute("placeholder", re.compile(f"^{generator.steps},"))
         page.get_by_label("Chosen ones").check()
         for name in ("3", "8"):
             page.get_by_role("checkbox", name=name).check()
@@ -163,7 +165,7 @@ def test_chosen_classes_and_steps(visit: Visit, url: str, generator: Generator) 
         done(page, "^5 images, seed 1")
         assert page.locator(".cell span").all_inner_texts() == ["3", "8", "3", "8", "3"]
         body = json.loads(sent[0].post_data or "")
-    assert body == {"model": generator.name, "count": 5, "labels": [3, 8, 3, 8, 3], "seed": 1, "steps": 2}
+    assert body == {"model": generator.bundle.path.name, "count": 5, "labels": [3, 8, 3, 8, 3], "seed": 1, "steps": 2}
 
 
 def test_images_appear_before_the_end_and_cancel_keeps_them(visit: Visit, application: Any, serving: Any) -> None:
@@ -404,13 +406,13 @@ def test_no_token_is_asked_for_where_none_is_wanted(visit: Visit, url: str) -> N
 def test_a_choice_of_models(
     visit: Visit, application: Any, serving: Any, generator: Generator, public_bundle: Path
 ) -> None:
-    public = Generator.open(public_bundle, device="cpu")
+    public = open_generator(public_bundle, "cpu")
     with serving(application({"private": generator, "public": public})) as client, visit(str(client.base_url)) as page:
-        assert generator.privacy is not None
+        assert generator.bundle.privacy is not None
         expect(page.locator("#statement p")).to_have_text(re.compile("differentially private"))
         for words in ("Epsilon", "Delta", "Adjacency", "Unit", "Accountant"):
             expect(page.locator("#statement th", has_text=words).first).to_be_visible()
-        expect(page.locator("#statement table").first).to_contain_text(generator.privacy["accountant"])
+        expect(page.locator("#statement table").first).to_contain_text(generator.bundle.privacy["accountant"])
         expect(page.locator("#meaning-list")).to_contain_text("The promise.")
         page.get_by_label("Model").select_option("public")
         expect(page.locator("#name")).to_have_text("public")

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 from rapid_server.auth import Tokens, hash_token, new_token
-from rapid_server.entries import NAME, is_loopback
+from rapid_server.setting_types import NAME, is_loopback
 from rapid_server.settings import ServerSettings, load
 
-from rapid.cli.parser import main
+from rapid.cli import main
 from rapid.errors import InputError
 
 HASH = "ab" * 32

@@ -18,7 +18,9 @@ import pytest
 from PIL import Image
 from tests_support import numbers
 
-from rapid.methods.rapid.generator import Generator
+from rapid.methods import open_generator
+from rapid.sampling.generate import generate
+from rapid.sampling.generator import Generator
 
 
 def pixels(png: str | bytes) -> np.ndarray:
@@ -48,12 +50,12 @@ def lines(client: httpx.Client, accept: str, **body: Any) -> list[dict[str, Any]
 def test_each_image_as_it_is_made(client: httpx.Client, generator: Generator, accept: str) -> None:
     start, *images, end = lines(client, accept, count=40, seed=3, labels=[4, 5, 6, 7] * 10)
     assert start == {
-        "type": "start", "seed": 3, "count": 40, "model": generator.name, "privacy": generator.privacy
+        "type": "start", "seed": 3, "count": 40, "model": generator.bundle.path.name, "privacy": generator.bundle.privacy
     }  # fmt: skip
     assert end == {"type": "end", "count": 40}
     assert [image["done"] for image in images] == list(range(1, 41))
     assert sorted(image["index"] for image in images) == list(range(40))
-    expected = generator.generate(40, [4, 5, 6, 7] * 10, 3).images
+    expected = generate(generator, 40, [4, 5, 6, 7] * 10, 3).images
     for image in images:
         assert image["count"] == 40
         assert image["label"] == str(4 + image["index"] % 4)
@@ -74,7 +76,7 @@ def test_the_first_images_come_before_the_last_are_made(application: Any, servin
 
 def test_a_zip_is_streamed_in_order(client: httpx.Client, generator: Generator) -> None:
     response = client.post("/generate", json={"count": 60, "seed": 5}, headers={"Accept": "application/zip"})
-    expected = generator.generate(60, seed=5).images
+    expected = generate(generator, 60, seed=5).images
     with zipfile.ZipFile(io.BytesIO(response.content)) as archive:
         assert archive.testzip() is None
         assert archive.namelist() == [f"{number:05d}-{number % 10}.png" for number in range(60)]
@@ -136,50 +138,48 @@ def test_every_png_says_where_it_comes_from(client: httpx.Client, generator: Gen
     with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
         found += [archive.read(name) for name in archive.namelist()]
     assert len(found) == 5
-    assert generator.privacy is not None
+    assert generator.bundle.privacy is not None
     for content in found:
         with Image.open(io.BytesIO(content)) as image:
             text = json.loads(image.text["rapid"])  # type: ignore[attr-defined]
         assert text["synthetic"] is True
-        assert text["epsilon"] == generator.privacy["epsilon"]
-        assert text["delta"] == generator.privacy["delta"]
+        assert text["epsilon"] == generator.bundle.privacy["epsilon"]
+        assert text["delta"] == generator.bundle.privacy["delta"]
         assert text["sha256"] == generator.bundle.digest == answer.headers["x-rapid-sha256"]
 
 
-def test_steps(application: Any, serving: Any, generator: Generator) -> None:
+def test_steps(application: Any, serving: Any, generator: Generator, private_bundle: Path) -> None:
     """More or fewer network calls, and the default is the model's own."""
     found, rows = [], []
     with serving(application(batch=8)) as client:
         before = 0.0
-        for more in ({}, {"steps": generator.settings.steps}, {"steps": 2}):
+        for more in ({}, {"steps": generator.steps}, {"steps": 2}):
             answer = client.post("/generate", json={"count": 2, "labels": [3, 4], "seed": 1} | more).json()
             found.append(np.stack([pixels(image) for image in answer["images"]]))
-            after = numbers(client)["rapid_batch_occupancy_sum", generator.name]
+            after = numbers(client)["rapid_batch_occupancy_sum", generator.bundle.path.name]
             rows.append(round((after - before) * 8))
             before = after
     assert np.abs(found[0] - found[1]).max() <= 1
-    few = Generator(generator.bundle, generator.device, generator.settings.model_copy(update={"steps": 2}))
-    assert np.abs(found[2] - few.generate(2, [3, 4], 1).images).max() <= 1
-    assert rows == [2 * generator.route(steps).calls for steps in (None, None, 2)]
+    few = open_generator(private_bundle, "cpu", ["generation.attempts=1", "generation.steps=2"])
+    assert np.abs(found[2] - generate(few, 2, [3, 4], 1).images).max() <= 1
+    assert rows == [2 * generator.calls(steps) for steps in (None, None, 2)]
     assert rows[2] < rows[0]
 
 
 def test_the_entries_that_images_began_from(client: httpx.Client, generator: Generator) -> None:
     answer = client.post("/generate", json={"count": 3, "seed": 2}).json()
-    base = generator.bundle.knowledge_base()
     for entry in answer["entries"]:
-        assert 0 <= entry < len(base)
         response = client.get(f"/entries/{entry}")
         assert response.headers["content-type"] == "image/png"
-        np.testing.assert_array_equal(pixels(response.content), generator.entry_image(entry))
-    for bad, words in ((len(base), "entry"), (-1, "entry"), ("x", "entry"), ("0?model=other", "model")):
+        np.testing.assert_array_equal(pixels(response.content), generator.record_image(entry))
+    for bad, words in ((10**6, "entry"), (-1, "entry"), ("x", "entry"), ("0?model=other", "model")):
         response = client.get(f"/entries/{bad}")
         assert response.status_code == 422
         assert response.json()["detail"].startswith(words)
 
 
 def test_several_models(application: Any, generator: Generator, public_bundle: Path, serving: Any) -> None:
-    public = Generator.open(public_bundle, device="cpu")
+    public = open_generator(public_bundle, "cpu")
     with serving(application({"private": generator, "public": public})) as client:
         info = client.get("/info").json()
         assert info["model"] == "private"
@@ -194,7 +194,7 @@ def test_several_models(application: Any, generator: Generator, public_bundle: P
     assert (private["model"], other["model"], first["model"]) == ("private", "public", "private")
     assert other["privacy"] is None
     assert other["labels"][:2] == [public.classes[0], public.classes[1]]
-    for text, image in zip(other["images"], public.generate(20, seed=1).images, strict=True):
+    for text, image in zip(other["images"], generate(public, 20, seed=1).images, strict=True):
         assert np.abs(pixels(text) - image).max() <= 1
     for text, again in zip(private["images"], first["images"], strict=True):
         assert np.abs(pixels(text) - pixels(again)).max() <= 1
@@ -211,7 +211,7 @@ def test_the_common_form(client: httpx.Client, generator: Generator) -> None:
     assert content["seed"] == 4
     assert content["size"] == "32x32"
     assert abs(content["created"] - time.time()) < 60
-    expected = generator.generate(3, [7, 7, 7], 4).images
+    expected = generate(generator, 3, [7, 7, 7], 4).images
     for one, image in zip(content["data"], expected, strict=True):
         assert one["revised_prompt"] == "7"
         assert np.abs(pixels(one["b64_json"]) - image).max() <= 1
@@ -241,15 +241,15 @@ def test_the_common_form_refuses_what_it_cannot_do(client: httpx.Client, body: A
 
 def test_the_probe_chooses(application: Any, private_bundle: Path, serving: Any) -> None:
     """What it takes for the wanted class is there, and else as many candidates as may be were tried."""
-    probed = Generator.open(private_bundle, device="cpu")
-    found = probed.probe(probed.generate(1, [0], seed=5).images)
+    probed = open_generator(private_bundle, "cpu")
+    found = probed.label(generate(probed, 1, [0], seed=5).images)
     assert found is not None
     # the probe of a bundle that was hardly trained sees the same class in everything
     label = int(found.argmax())
     with serving(application({"probed": probed})) as client:
         taken = client.post("/generate", json={"count": 20, "seed": 5, "labels": [label] * 20}).json()
         filled = client.post("/generate", json={"count": 4, "seed": 5, "labels": [label - 1] * 4}).json()
-    expected = probed.generate(20, [label] * 20, 5).images
+    expected = generate(probed, 20, [label] * 20, 5).images
     for text, image in zip(taken["images"], expected, strict=True):
         assert np.abs(pixels(text) - image).max() <= 1
     assert len(filled["images"]) == 4

@@ -1,0 +1,84 @@
+"""RAPID (ICLR 2025): late denoising steps trained privately from retrieved public intermediates.
+
+settings.py       all settings
+public_stage.py   the public bundle; networks.py, knowledge_base.py, retrieval.py are its parts
+private_stage.py  releases and private training; objectives.py has the losses `rapid`, `late` and `ldm`
+generator.py      sampling; neighbours.py chooses records of the knowledge base
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rapid.methods.base import Description, PublicImages
+from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
+
+if TYPE_CHECKING:
+    import torch
+
+    from rapid.bundle import Bundle, Component
+    from rapid.bundle.builder import BundleBuilder
+    from rapid.config.sections import SamplingSettings
+    from rapid.dp.access import PrivateAccess, PublicFacts
+    from rapid.dp.budget import Budget
+    from rapid.dp.releases import DpSgdSpec, QuerySpec
+    from rapid.sampling.generator import Generator
+
+
+class Rapid:
+    """See `rapid.methods.base.Method`. Each stage is imported when it runs: the public one never loads the private."""
+
+    name = "rapid"
+    settings = RapidSettings
+    has_public_stage = True
+
+    def train_public(self, builder: BundleBuilder, public: PublicImages, settings: RapidSettings) -> Description:
+        """Make autoencoder, denoiser, encoder, probe features and knowledge base."""
+        from rapid.methods.rapid.public_stage import train_public
+
+        return train_public(builder, public, settings)
+
+    def releases(
+        self, settings: RapidSettings, facts: PublicFacts, base: Bundle | None
+    ) -> Sequence[DpSgdSpec | QuerySpec]:
+        """Overlap check, probe and denoiser."""
+        from rapid.methods.rapid.private_stage import releases
+
+        return releases(settings, facts, base)
+
+    def train_private(
+        self, access: PrivateAccess, base: Bundle | None, settings: RapidSettings
+    ) -> Mapping[str, Component]:
+        """Train probe and denoiser."""
+        from rapid.methods.rapid.private_stage import train_private
+
+        return train_private(access, base, settings)
+
+    def describe_private(self, settings: RapidSettings, base: Bundle | None, budget: Budget) -> Description:
+        """Objective, k, v and knowledge base."""
+        from rapid.methods.rapid.private_stage import describe_private
+
+        return describe_private(settings, base, budget)
+
+    def privacy_notes(self, budget: Budget) -> Sequence[str]:
+        """What the overlap check says."""
+        from rapid.methods.rapid.private_stage import privacy_notes
+
+        return privacy_notes(budget)
+
+    def trained_parameters(self, settings: RapidSettings, classes: int) -> int:
+        """Those of the denoiser."""
+        from rapid.methods.rapid.private_stage import trained_parameters
+
+        return trained_parameters(settings, classes)
+
+    def generator(self, bundle: Bundle, device: torch.device, generation: SamplingSettings) -> Generator:
+        """Early steps, retrieval, late steps."""
+        from rapid.methods.rapid.generator import RapidGenerator
+
+        assert isinstance(generation, GenerationSettings)
+        return RapidGenerator(bundle, device, generation)
+
+
+METHOD = Rapid()

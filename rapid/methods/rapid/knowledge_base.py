@@ -1,4 +1,4 @@
-"""Building the knowledge base: one trajectory an image of D_ref, its key at k and its value at v."""
+"""The knowledge base of a bundle: one trajectory for each image of D_ref, its key at k and its value at v."""
 
 from __future__ import annotations
 
@@ -8,24 +8,46 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rapid_index import KnowledgeBaseWriter
+from rapid_index import KnowledgeBase, KnowledgeBaseError, KnowledgeBaseWriter
 
-from rapid.config.sections import Settings
+from rapid.bundle import Bundle
+from rapid.config.sections import AugmentSettings, ScheduleSettings
 from rapid.data.augmented import AugmentedImages
 from rapid.diffusion import Schedule
+from rapid.errors import InputError
 from rapid.methods.rapid.networks import one_step_query
+from rapid.methods.rapid.settings import KnowledgeBaseSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.progress import Progress
+from rapid.stopping import check_stop
+from rapid.training.recipe import Recipe
+
+NAME = "knowledge_base"
+KIND = (KnowledgeBase.__module__, KnowledgeBase.__qualname__)
+Models = tuple[Autoencoder, Denoiser, TrajectoryEncoder]
+"""The frozen public networks, in evaluation mode on one device."""
+
+
+class KnowledgeBaseRecipe(Recipe):
+    """What the knowledge base is made from, besides the three networks."""
+
+    views: int
+    augment: AugmentSettings
+    schedule: ScheduleSettings
+    knowledge_base: KnowledgeBaseSettings
+    latent_shape: tuple[int, int, int]
+    k: int
+    v: int
 
 
 @torch.no_grad()
 def build_knowledge_base(
     path: Path,
-    settings: Settings,
+    recipe: KnowledgeBaseRecipe,
     views: AugmentedImages,
     labels: NDArray[np.int64],
-    models: tuple[Autoencoder, Denoiser, TrajectoryEncoder],
-    networks: dict[str, str],
+    models: Models,
+    hashes: dict[str, str],
     device: torch.device,
 ) -> None:
     """Write the knowledge base of D_ref to the new folder `path`, in bounded memory.
@@ -35,33 +57,55 @@ def build_knowledge_base(
 
     Args:
         path: the folder; appears when all is written.
-        settings: k, v and the schedule.
+        recipe: k, v, the schedule and the index.
         views: of D_ref.
-        labels: of the images of D_ref, int64 (N,), kept beside the entries.
-        models: autoencoder, denoiser and encoder, in evaluation mode on `device`.
-        networks: content hashes of the three, recorded in the manifest.
+        labels: of the images of D_ref, int64 (N,), kept beside the records.
+        models: autoencoder, denoiser and encoder.
+        hashes: content hashes of the three, recorded in the manifest.
         device: where to compute.
+
+    Raises:
+        Stopped: a stop was requested; nothing is written.
     """
     autoencoder, denoiser, encoder = models
-    schedule = Schedule.build(settings.schedule).to(device)
-    k, v = settings.retrieval.k, settings.retrieval.v
-    size = settings.knowledge_base.batch_size
+    schedule = Schedule.build(recipe.schedule).to(device)
+    size = recipe.knowledge_base.batch_size
     generator = torch.Generator().manual_seed(3)
     writer = KnowledgeBaseWriter(
         path,
-        key_dim=settings.encoder.features,
-        value_shape=settings.latent_shape,
-        k=k,
-        v=v,
+        key_dim=encoder.config["features"],
+        value_shape=recipe.latent_shape,
+        k=recipe.k,
+        v=recipe.v,
         timesteps=schedule.timesteps,
-        networks=networks,
-        index_type=settings.knowledge_base.index_type,
+        networks=hashes,
+        index_type=recipe.knowledge_base.index_type,
     )
     with writer, Progress("knowledge base", len(views), "entry") as progress:
         for start, batch in zip(count(0, size), views.batches(size), strict=False):
+            check_stop()
             latents = autoencoder.encode(batch)
             eps = torch.randn(latents.shape, generator=generator).to(device)
-            keys = encoder(one_step_query(denoiser, schedule, latents, eps, k))
-            values = schedule.diffuse(latents, eps, torch.full((len(latents),), v, device=device))
+            keys = encoder(one_step_query(denoiser, schedule, latents, eps, recipe.k))
+            values = schedule.diffuse(latents, eps, torch.full((len(latents),), recipe.v, device=device))
             writer.append(keys.cpu().numpy(), values.cpu().numpy(), labels[views.rows[start : start + size]])
             progress.advance(len(latents))
+
+
+def public_denoiser_name(bundle: Bundle) -> str:
+    """The component that makes queries and with which the knowledge base was built."""
+    return "public_denoiser" if bundle.config.kind == "private" else "denoiser"
+
+
+def open_knowledge_base(bundle: Bundle) -> KnowledgeBase:
+    """The knowledge base of a RAPID bundle.
+
+    Raises:
+        InputError: missing, damaged, or made by other networks.
+    """
+    folders = {"autoencoder": "autoencoder", "denoiser": public_denoiser_name(bundle), "encoder": "encoder"}
+    hashes = {role: bundle.config.components[folder] for role, folder in folders.items()}
+    try:
+        return KnowledgeBase.open(bundle.path / NAME, hashes)
+    except KnowledgeBaseError as error:
+        raise InputError("", f"{bundle.path / NAME}: {error}") from None

@@ -1,78 +1,119 @@
-"""Training of the autoencoder, the denoiser and the trajectory encoder on public images."""
+"""Training of the autoencoder, the denoiser and the trajectory encoder on public images.
+
+Each function gets a recipe: all the settings that it may depend on, so its result can be reused by the recipe's hash.
+"""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rapid.config.sections import Settings
+from rapid.config.sections import (
+    AugmentSettings,
+    AutoencoderSettings,
+    DenoiserSettings,
+    ImageSettings,
+    ScheduleSettings,
+)
 from rapid.data import to_unit_range
 from rapid.data.augment import augment
 from rapid.data.augmented import AugmentedImages
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import info_nce, noise_prediction_loss
+from rapid.methods.rapid.settings import EncoderSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.progress import Progress
-from rapid.training.loop import train
+from rapid.stopping import check_stop
+from rapid.training import Checkpoint
+from rapid.training.public import train
+from rapid.training.recipe import Recipe
 
 ENCODE_BATCH = 500
 
 
+class AutoencoderRecipe(Recipe):
+    """What the autoencoder is made from."""
+
+    image: ImageSettings
+    views: int
+    augment: AugmentSettings
+    autoencoder: AutoencoderSettings
+
+
+class DenoiserRecipe(Recipe):
+    """What the public denoiser is made from, besides the autoencoder."""
+
+    views: int
+    augment: AugmentSettings
+    schedule: ScheduleSettings
+    denoiser: DenoiserSettings
+    latent_shape: tuple[int, int, int]
+
+
+class EncoderRecipe(Recipe):
+    """What the trajectory encoder is made from, besides autoencoder and denoiser."""
+
+    schedule: ScheduleSettings
+    encoder: EncoderSettings
+    latent_shape: tuple[int, int, int]
+    k: int
+
+
 def train_autoencoder(
-    settings: Settings, views: AugmentedImages, device: torch.device, checkpoint: Path
+    recipe: AutoencoderRecipe, views: AugmentedImages, device: torch.device, checkpoint: Checkpoint
 ) -> Autoencoder:
     """KL autoencoder: squared error plus `kl_weight` times the divergence from N(0, I), both means over elements.
 
     Its latents are normalised by mean and standard deviation, per channel, over the same views.
 
     Args:
-        settings: shape and training.
+        recipe: shape and training.
         views: of D_pre.
         device: where to train.
-        checkpoint: file for the training state.
+        checkpoint: of the training state.
     """
     torch.manual_seed(0)
-    model = Autoencoder.build(settings).to(device)
-    batch_size = settings.autoencoder.training.batch_size
+    own = recipe.autoencoder
+    model = Autoencoder.build(recipe).to(device)
 
     def loss(generator: torch.Generator) -> Tensor:
-        x = views.draw(batch_size, generator)
+        x = views.draw(own.training.batch_size, generator)
         mean, logvar = model.posterior(x)
         latents = mean + (0.5 * logvar).exp() * _noise(mean.shape, generator, device)
         error = (model.decode_raw(latents) - x).square().mean()
         divergence = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
-        return error + settings.autoencoder.kl_weight * divergence
+        return error + own.kl_weight * divergence
 
     if model.vae is not None:
-        train("autoencoder", model, loss, settings.autoencoder.training, checkpoint)
+        train("autoencoder", model, loss, own.training, checkpoint)
     latents = encode_views(model, views)
     model.set_statistics(latents.mean((0, 2, 3)), latents.std((0, 2, 3)))
     return model.eval()
 
 
-def train_denoiser(settings: Settings, latents: Tensor, labels: Tensor, num_classes: int, checkpoint: Path) -> Denoiser:
+def train_denoiser(
+    recipe: DenoiserRecipe, latents: Tensor, labels: Tensor, num_classes: int, checkpoint: Checkpoint
+) -> Denoiser:
     """Denoiser with the plain loss (Eq. 3) over t in 1..T; labels become the null class at random.
 
     Args:
-        settings: shape and training.
+        recipe: shape and training.
         latents: normalised latents of D_pre, float (N, c, h, w).
         labels: int64 (N,); all `num_classes` (the null class) if the images are unlabelled.
         num_classes: number of public classes.
-        checkpoint: file for the training state.
+        checkpoint: of the training state.
     """
     torch.manual_seed(1)
     device = latents.device
-    schedule = Schedule.build(settings.schedule).to(device)
-    model = Denoiser.build(settings, num_classes).to(device)
-    own = settings.denoiser
+    schedule = Schedule.build(recipe.schedule).to(device)
+    model = Denoiser.build(recipe, num_classes).to(device)
+    own = recipe.denoiser
 
     def loss(generator: torch.Generator) -> Tensor:
         count = own.training.batch_size
-        chosen = _draw(len(latents), count, generator).to(device)
+        chosen = torch.randint(len(latents), (count,), generator=generator).to(device)
         t = torch.randint(1, schedule.timesteps + 1, (count,), generator=generator).to(device)
         dropped = torch.rand(count, generator=generator).to(device) < own.label_dropout
         y = torch.where(dropped, num_classes, labels[chosen])
@@ -84,34 +125,33 @@ def train_denoiser(settings: Settings, latents: Tensor, labels: Tensor, num_clas
 
 
 def train_encoder(
-    settings: Settings,
+    recipe: EncoderRecipe,
     images: NDArray[np.uint8],
     autoencoder: Autoencoder,
     denoiser: Denoiser,
     device: torch.device,
-    checkpoint: Path,
+    checkpoint: Checkpoint,
 ) -> TrajectoryEncoder:
     """Trajectory encoder (Algorithm 1): two views of an image, each diffused to k with its own noise, denoised in one
     step by the frozen denoiser, must find each other among the views of the other images.
 
     Args:
-        settings: shape and training.
+        recipe: shape and training.
         images: D_ref, uint8 (N, H, W) or (N, H, W, 3).
         autoencoder: frozen.
         denoiser: frozen, unconditional here as in every query.
         device: where to train.
-        checkpoint: file for the training state.
+        checkpoint: of the training state.
     """
     torch.manual_seed(2)
-    schedule = Schedule.build(settings.schedule).to(device)
-    model = TrajectoryEncoder.build(settings).to(device)
-    own = settings.encoder
+    schedule = Schedule.build(recipe.schedule).to(device)
+    model = TrajectoryEncoder.build(recipe).to(device)
+    own = recipe.encoder
 
     def view(x: Tensor, generator: torch.Generator) -> Tensor:
         latents = autoencoder.encode(augment(x, own.augment, generator))
-        return one_step_query(
-            denoiser, schedule, latents, _noise(latents.shape, generator, device), settings.retrieval.k
-        )
+        eps = _noise(latents.shape, generator, device)
+        return one_step_query(denoiser, schedule, latents, eps, recipe.k)
 
     def loss(generator: torch.Generator) -> Tensor:
         count = min(own.training.batch_size, len(images))
@@ -126,10 +166,15 @@ def train_encoder(
 
 @torch.no_grad()
 def encode_views(autoencoder: Autoencoder, views: AugmentedImages) -> Tensor:
-    """Normalised latents of all views, float (len(views), c, h, w)."""
+    """Normalised latents of all views, float (len(views), c, h, w).
+
+    Raises:
+        Stopped: a stop was requested.
+    """
     parts = []
     with Progress("latents", len(views), "image") as progress:
         for batch in views.batches(ENCODE_BATCH):
+            check_stop()
             parts.append(autoencoder.encode(batch))
             progress.advance(len(batch))
     return torch.cat(parts)
@@ -141,22 +186,6 @@ def one_step_query(denoiser: Denoiser, schedule: Schedule, latents: Tensor, eps:
     t = torch.full((len(latents),), k, device=latents.device)
     x_k = schedule.diffuse(latents, eps, t)
     return schedule.denoise(x_k, denoiser(x_k, t, denoiser.null_labels(len(latents))), t)
-
-
-def encode_all(autoencoder: Autoencoder, images: NDArray[np.uint8], device: torch.device) -> Tensor:
-    """Normalised latents of all images, float (N, c, h, w), on `device`; N may be 0."""
-    if len(images) == 0:
-        # normalisation layers refuse empty batches: a black image tells the shape
-        return encode_all(autoencoder, np.zeros((1, *images.shape[1:]), np.uint8), device)[:0]
-    parts = [
-        autoencoder.encode(to_unit_range(images[start : start + ENCODE_BATCH], device))
-        for start in range(0, len(images), ENCODE_BATCH)
-    ]
-    return torch.cat(parts)
-
-
-def _draw(count: int, batch_size: int, generator: torch.Generator) -> Tensor:
-    return torch.randint(count, (batch_size,), generator=generator)
 
 
 def _noise(shape: torch.Size, generator: torch.Generator, device: torch.device) -> Tensor:

@@ -14,11 +14,11 @@ import torch
 from rapid_index import KnowledgeBase
 from torch import Tensor
 
-from rapid.config.sections import Settings
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import noise_prediction_loss, retrieval_loss
 from rapid.dp.randomness import Randomness
 from rapid.methods.rapid.neighbours import choose_neighbours
+from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser, TrajectoryEncoder
 
 
@@ -70,42 +70,33 @@ class Retriever:
 
 
 class PrivateObjective:
-    """Losses of private examples by their indices.
+    """Losses of private examples, each from its own latent and label.
 
     Args:
         settings: objective, k, v, label dropout.
         denoiser: the network that is trained.
         retriever: needed for `rapid`.
-        latents: normalised private latents, float (N, c, h, w); they stay in memory.
-        labels: int64 (N,) on the same device, the null class if the images are unlabelled.
-        randomness: of timesteps, noise and label dropout. Privacy rests on it too: an image more changes which draws
+        randomness: of timesteps, noise and label dropout. Privacy rests on it too: another image changes which draws
             the others meet, so the draws must be as unknown as the noise.
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        denoiser: Denoiser,
-        retriever: Retriever | None,
-        latents: Tensor,
-        labels: Tensor,
-        randomness: Randomness,
+        self, settings: RapidSettings, denoiser: Denoiser, retriever: Retriever | None, randomness: Randomness
     ) -> None:
         self.settings = settings
         self.denoiser = denoiser
         self.retriever = retriever
-        self.latents = latents
-        self.labels = labels
         self.randomness = randomness
-        self.schedule = Schedule.build(settings.schedule).to(latents.device)
+        device = denoiser.class_table.weight.device
+        self.schedule = Schedule.build(settings.schedule).to(device)
         self.last_timestep = trained_timesteps(settings)
+        self._device = device
         self._onward = retriever is not None and self.last_timestep > settings.retrieval.v
         self._pick = retriever is not None and retriever.neighbours > 1
 
     def draw(self, count: int) -> Draws:
         """Draw for `count` examples: v' (or t) uniform on 1..v (or 1..T), noise, and label dropout."""
-        device = self.latents.device
-        shape = (count, *self.latents.shape[1:])
+        shape = (count, *self.settings.latent_shape)
         # uniform on (0, 1], so that the ceiling is uniform on 1..last
         t = (self.randomness.uniform(count) * self.last_timestep).ceil().long()
         eps = self.randomness.normal(math.prod(shape)).view(shape)
@@ -113,31 +104,36 @@ class PrivateObjective:
         onward = self.randomness.normal(math.prod(shape)).view(shape) if self._onward else eps.new_zeros(count, 0, 0, 0)
         # stays on the CPU, where the knowledge base is searched
         pick = 1 - self.randomness.uniform(count) if self._pick else torch.zeros(count, 0)
+        device = self._device
         return Draws(t.to(device), eps.to(device), dropped.to(device), onward.to(device), pick)
 
-    def losses(self, indices: Tensor, draws: Draws) -> Tensor:
-        """Losses of examples, float (n,), for given draws."""
-        indices = indices.to(self.latents.device)
-        x = self.latents[indices]
-        y = torch.where(draws.dropped, self.denoiser.num_classes, self.labels[indices])
-        if self.retriever is not None:
-            value = self.retriever.retrieve(x, draws.eps, draws.pick if self._pick else None)
-            if self._onward:
-                v, start = (torch.full_like(draws.t, step) for step in (self.settings.retrieval.v, self.last_timestep))
-                value = self.schedule.diffuse_on(value, draws.onward, v, start)
-            return retrieval_loss(self.denoiser, self.schedule, x, y, value, self.last_timestep, draws.t)
-        return noise_prediction_loss(self.denoiser, self.schedule, x, y, draws.t, draws.eps)
+    def losses(self, latents: Tensor, labels: Tensor, draws: Draws) -> Tensor:
+        """Losses of examples, float (n,), for given draws.
 
-    def __call__(self, indices: Tensor) -> Tensor:
+        Args:
+            latents: normalised, float (n, c, h, w).
+            labels: int64 (n,), the null class if the images are unlabelled.
+            draws: of the n examples.
+        """
+        y = torch.where(draws.dropped, self.denoiser.num_classes, labels)
+        if self.retriever is None:
+            return noise_prediction_loss(self.denoiser, self.schedule, latents, y, draws.t, draws.eps)
+        value = self.retriever.retrieve(latents, draws.eps, draws.pick if self._pick else None)
+        if self._onward:
+            v, start = (torch.full_like(draws.t, step) for step in (self.settings.retrieval.v, self.last_timestep))
+            value = self.schedule.diffuse_on(value, draws.onward, v, start)
+        return retrieval_loss(self.denoiser, self.schedule, latents, y, value, self.last_timestep, draws.t)
+
+    def __call__(self, latents: Tensor, labels: Tensor) -> Tensor:
         """Losses of examples with fresh draws, float (n,)."""
-        return self.losses(indices, self.draw(len(indices)))
+        return self.losses(latents, labels, self.draw(len(latents)))
 
 
-def uses_retrieval(settings: Settings) -> bool:
+def uses_retrieval(settings: RapidSettings) -> bool:
     """Whether the private objective starts from retrieved values."""
     return settings.private.objective == "rapid"
 
 
-def trained_timesteps(settings: Settings) -> int:
+def trained_timesteps(settings: RapidSettings) -> int:
     """The last timestep that the private objective trains: T for `ldm`, otherwise where the late steps begin."""
     return settings.schedule.timesteps if settings.private.objective == "ldm" else settings.late_start

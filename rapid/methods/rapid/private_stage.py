@@ -1,342 +1,196 @@
-"""The private stage from a public bundle and private images to a finished private bundle."""
+"""RAPID's private stage (Algorithm 2): overlap check, probe, and DP-SGD of the late denoising steps."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
+from torch import Tensor
 
-from rapid.bundle.card import private_card
-from rapid.bundle.format import PRIVACY, Bundle, BundleConfig, is_finished, write_config
-from rapid.config.sections import PrivateSettings, Settings
-from rapid.data import ImageSet, fit_images, load_images
+from rapid.bundle import Bundle, Component, Thumbnails
+from rapid.data import to_unit_range
 from rapid.diffusion import Schedule
-from rapid.dp.accounting import Release
-from rapid.dp.budget import Budget, allot
-from rapid.dp.ledger import Ledger, Limit, default_path
-from rapid.dp.overlap import check_overlap, smallest_found
+from rapid.dp.access import Execution, PrivateAccess, PublicFacts
+from rapid.dp.budget import Budget
+from rapid.dp.overlap import NAME as OVERLAP
+from rapid.dp.overlap import check_overlap, overlap_note, overlap_spec
 from rapid.dp.randomness import Randomness
-from rapid.dp.ranks import Ranks
-from rapid.dp.releases import default_delta
-from rapid.dp.spending import Charge
-from rapid.dp.statement import privacy_statement
-from rapid.dp.training import select_trainable, steps_taken, train_private
-from rapid.errors import InputError, LostRank, PrivacyRefused
-from rapid.files import content_hash, replacing, write_json
-from rapid.methods.rapid.networks import encode_all
+from rapid.dp.releases import DpSgdSpec, QuerySpec
+from rapid.errors import InputError
+from rapid.methods.base import Description
+from rapid.methods.rapid.knowledge_base import NAME as KNOWLEDGE_BASE
+from rapid.methods.rapid.knowledge_base import open_knowledge_base
 from rapid.methods.rapid.objectives import PrivateObjective, Retriever, uses_retrieval
-from rapid.nn import Denoiser
-from rapid.probe.head import train_probe
+from rapid.methods.rapid.public_stage import public_facts
+from rapid.methods.rapid.settings import RapidSettings
+from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
+from rapid.probe.head import NAME as PROBE
+from rapid.probe.head import probe_spec, train_head
 from rapid.probe.network import Probe
-from rapid.runtime import process_rank, uninterrupted
-from rapid.training.run_folder import RunFolder
+from rapid.training.optimizers import build_optimizer, noisy_schedule, select_trainable
 
-Json = dict[str, Any]
-
-COPIED = ("autoencoder", "encoder", "knowledge_base")
-
-
-@dataclass(frozen=True)
-class _Run:
-    """What the parts of a private stage share; `images` are those of this rank."""
-
-    public: Bundle
-    images: ImageSet
-    run_folder: RunFolder
-    settings: Settings
-    device: torch.device
-    ranks: Ranks
-
-    def done(self, name: str) -> bool:
-        """Whether an earlier run made this part: what was released once is not made again."""
-        out = self.run_folder.out
-        return bool(self.ranks.broadcast(is_finished(out) or (out / name).is_dir()))
-
-    def keep(self, name: str, network: Denoiser | Probe) -> None:
-        """Write a part; the first rank does."""
-        if self.ranks.first:
-            with replacing(self.run_folder.out / name) as target:
-                network.save(target)
+DENOISER = "denoiser"
+OBJECTIVES = {
+    "rapid": "late denoising steps, trained from retrieved public intermediates (Eq. 5 of the RAPID paper)",
+    "late": "late denoising steps, trained with Gaussian noise",
+    "ldm": "all denoising steps, trained with the plain diffusion loss",
+}
 
 
-def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
-    base: Path,
-    private: Path,
-    out: Path,
-    settings: Settings,
-    *,
-    epsilon: float,
-    delta: float | None,
-    device: torch.device,
-    resume: bool,
-    ranks: Ranks | None = None,
-    ledger: Path | None = None,
-) -> Bundle | None:
-    """Fine-tune the late denoising steps of a public bundle on private images with (epsilon, delta)-DP.
+def releases(settings: RapidSettings, facts: PublicFacts, base: Bundle | None) -> Sequence[DpSgdSpec | QuerySpec]:
+    """Overlap check, probe and denoiser; the first two only where they are wanted and possible.
 
     Args:
-        base: public bundle.
-        private: private image set; labels become the classes of the new model.
-        out: new folder, or with `resume` one that an earlier run with the same arguments began.
-        settings: those of `base` with the private and generation sections wanted.
-        epsilon: budget, > 0.
-        delta: in (0, 1), default 1 / (N ln N).
-        device: where to train.
-        resume: go on with what `out` holds.
-        ranks: the processes that share the work; all are given the same arguments, and the first one writes `out`.
-        ledger: file in which the run is charged before its first step; default: `ledger.default_path`.
-
-    Returns:
-        The finished private bundle; None on all ranks but the first.
+        settings: shares of epsilon, steps, batch, clip norms.
+        facts: public facts of the private images.
+        base: the public bundle; None before there is one: it is then taken to fit.
 
     Raises:
-        InputError: bad images or arguments, or an `out` that holds something else.
-        PrivacyRefused: private images are among the public ones of `base`, or their limit would be exceeded.
+        InputError: settings that do not fit the base or the images.
+    """
+    own, size = settings.private, facts.dataset_size
+    if base is not None:
+        _check_base(base, settings, facts)
+    if own.expected_batch > size:
+        problem = f"is larger than the private set; use at most its {size} images"
+        raise InputError("private.expected_batch", problem, own.expected_batch)
+    specs: list[DpSgdSpec | QuerySpec] = []
+    if own.overlap.share > 0:
+        specs.append(overlap_spec(size, own.overlap.share))
+    has_probe = settings.probe.enabled if base is None else base.has(PROBE)
+    if has_probe and facts.classes and own.probe.share > 0:
+        specs.append(probe_spec(size, own.probe))
+    specs.append(
+        DpSgdSpec(
+            name=DENOISER,
+            title=OBJECTIVES[own.objective],
+            dataset_size=size,
+            expected_batch=own.expected_batch,
+            steps=own.steps,
+            clip_norm=own.clip_norm,
+            multiplicity=own.multiplicity,
+        )
+    )
+    return specs
+
+
+def train_private(access: PrivateAccess, base: Bundle | None, settings: RapidSettings) -> Mapping[str, Component]:
+    """Spend the budget, and return the components of the private bundle.
+
+    Args:
+        access: the private images.
+        base: the public bundle.
+        settings: of the run.
+
+    Raises:
+        PrivacyRefused: private images are among the public ones.
         LostRank: another rank is gone.
+        Stopped: a stop was requested; the state is saved.
     """
-    ranks = ranks or Ranks()
+    assert base is not None
+    own, components = settings.private, _copied(base)
+    if OVERLAP in access.budget.names:
+        check_overlap(access, base.component("thumbnails", Thumbnails).rows)
+    probe = None
+    if PROBE in access.budget.names:
+        probe = train_head(
+            access,
+            base.component(PROBE, Probe),
+            own.probe,
+            checkpoint_seconds=own.checkpoint_seconds,
+            noise_source=own.noise_source,
+        )
+        components[PROBE] = probe
+    components[DENOISER] = _train_denoiser(access, base, settings, probe)
+    return components
 
-    ranks.agree("--device", device.type.encode())
-    book = Ledger(ledger or default_path()) if ranks.first else None
-    public, images, account, denoiser, budget, asked = ranks.all_or_none(
-        lambda: _prepare(base, private, out, settings, epsilon, delta, device, book)
+
+def describe_private(settings: RapidSettings, base: Bundle | None, budget: Budget) -> Description:
+    """What is to be said of a private bundle."""
+    assert base is not None
+    objective = settings.private.objective
+    probe = ", and the linear layer of the probe, which labels what is sampled" if PROBE in budget.names else ""
+    sources = ", ".join(base.config.public.sources) if base.config.public else ""
+    about = (
+        f"Trained privately: {OBJECTIVES[objective]}{probe}.\n"
+        f"Everything else comes from public images ({sources}): autoencoder, encoder, knowledge base, the features\n"
+        "of the probe, and the denoiser that makes queries. Images can show traits of public neighbours.\n"
     )
-    # the first rank's, because another kind of CPU may solve for another last digit
-    budget = ranks.broadcast(budget)
-    record = asked | budget.record()
-    ranks.agree("the settings or --base", json.dumps(record, sort_keys=True).encode())
-    ranks.agree("--private", images.fingerprint().encode())
-    with ExitStack() as stack:
-
-        def enter() -> RunFolder:
-            run_folder = RunFolder.enter(out, "train-private", record, resume=resume)
-            return stack.enter_context(run_folder) if ranks.first else RunFolder(out)
-
-        run = _Run(public, _part(images, ranks), ranks.all_or_none(enter), settings, device, ranks)
-        ranks.all_or_none(lambda: stack.enter_context(_charged(run, book, account, budget, asked)) if book else None)
-        _check_overlap(run, budget, len(images))
-        _train_probe(run, budget)
-        _train_denoiser(run, denoiser, budget)
-        if not ranks.first:
-            return None
-        if not is_finished(out):
-            _finish(public, images.classes, out, budget, settings)
-            run.run_folder.leave()
-        return Bundle.open(out, "--out", "private")
+    facts = public_facts(settings, len(open_knowledge_base(base))) | {"objective": objective}
+    return Description(about, facts)
 
 
-@contextmanager
-def _charged(run: _Run, ledger: Ledger, account: str, budget: Budget, asked: Json) -> Iterator[None]:
-    """Reserve all that the run may make known; on an orderly stop settle for what it has."""
-    if is_finished(run.run_folder.out):
-        yield
-        return
-    charge = Charge(ledger, account, run.run_folder.run_name(), Limit(asked["epsilon"], asked["delta"]))
-    try:
-        charge.reserve(budget.denoiser.releases())
-    except PrivacyRefused:
-        run.run_folder.discard()
-        raise
-    try:
-        yield
-    except (KeyboardInterrupt, LostRank, PrivacyRefused):
-        with uninterrupted():
-            charge.settle(_taken(run.run_folder, budget))
-        raise
-    charge.settle(budget.denoiser.releases())
+def privacy_notes(budget: Budget) -> Sequence[str]:
+    """What is known about private images among the public ones."""
+    return [overlap_note(budget)]
 
 
-def _taken(run_folder: RunFolder, budget: Budget) -> list[Release]:
-    """What an unfinished run in this folder has made known."""
-    taken = [budget.overlap] if budget.overlap and _overlap_result(run_folder).exists() else []
-    for name, plan, title in (("probe", budget.probe, "probe"), ("denoiser", budget.denoiser, "private")):
-        if plan is None:
-            continue
-        steps = plan.steps if (run_folder.out / name).is_dir() else steps_taken(run_folder.checkpoint(title))
-        taken.append(Release(plan.noise_multiplier, plan.sample_rate, steps))
-    return taken
-
-
-def _overlap_result(run_folder: RunFolder) -> Path:
-    return run_folder.checkpoint("overlap").with_suffix(".json")
-
-
-def _prepare(
-    base: Path,
-    private: Path,
-    out: Path,
-    settings: Settings,
-    epsilon: float,
-    delta: float | None,
-    device: torch.device,
-    ledger: Ledger | None,
-) -> tuple[Bundle, ImageSet, str, Denoiser, Budget, Json]:
-    """Read and check everything before anything is written; last, what was asked for, ready for JSON.
-
-    The third is the images' account in the ledger, of the first rank.
-    """
-    if settings.private.noise_source == "device" and device.type == "cpu":
-        raise InputError("--set private.noise_source=device: is for --device cuda; use chacha20 on a CPU")
-    public = Bundle.open(base, "--base", "public")
-    loaded = load_images(private, "--private")
-    # as they are on disk, so that it is the same at every size
-    account = ledger.account(loaded.images) if ledger else ""
-    images = fit_images(loaded, settings.image, f"--private {private}")
-    denoiser = public.public_denoiser().with_classes(len(images.classes)).to(device)
+def trained_parameters(settings: RapidSettings, classes: int) -> int:
+    """Number of parameters of the denoiser that would be trained."""
+    with torch.device("meta"):
+        denoiser = Denoiser.build(settings, classes)
     select_trainable(denoiser, settings.private.trainable)
-    probed = "probe" in public.config.networks and images.labels is not None
+    return sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
+
+
+def _check_base(base: Bundle, settings: RapidSettings, facts: PublicFacts) -> None:
+    """What can only go wrong with a certain base, before anything is spent."""
+    public = base.component(DENOISER, Denoiser)
+    select_trainable(public, settings.private.trainable)
     if settings.private.overlap.share > 0:
-        public.thumbnails()
-    if settings.private.neighbours > (entries := len(public.knowledge_base())):
-        raise InputError(f"--set private.neighbours={settings.private.neighbours}: --base has {entries:,} entries")
-    # public numbers only: nothing that depends on the pixels or on how many images a class has
-    asked = {
-        "settings": settings.model_dump(mode="json"),
-        "epsilon": epsilon,
-        "delta": default_delta(len(images)) if delta is None else delta,
-        "dataset_size": len(images),
-        "base": public.config.networks,
-        "classes": list(images.classes),
-    }
-    budget = _budget(asked, settings.private, RunFolder(out).earlier(), probed=probed)
-    return public, images, account, denoiser, budget, asked
+        base.component("thumbnails", Thumbnails)
+    if settings.private.neighbours > (records := len(open_knowledge_base(base))):
+        raise InputError("private.neighbours", f"--base has {records:,} entries", settings.private.neighbours)
 
 
-def _check_overlap(run: _Run, budget: Budget, size: int) -> None:
-    """Refuse private images that are among the public ones."""
-    if budget.overlap is None or run.ranks.broadcast(is_finished(run.run_folder.out)):
-        return
-    check_overlap(
-        run.images.images,
-        run.public.thumbnails(),
-        budget.overlap,
-        _overlap_result(run.run_folder),
-        run.ranks,
-        size=size,
-        delta=budget.denoiser.delta,
+def _copied(base: Bundle) -> dict[str, Component]:
+    """The public parts, which the private bundle takes over so that it is complete in itself."""
+    copied: dict[str, Component] = {name: base.stored(name) for name in ("autoencoder", "encoder", KNOWLEDGE_BASE)}
+    return copied | {"public_denoiser": base.stored(DENOISER)}
+
+
+def _train_denoiser(access: PrivateAccess, base: Bundle, settings: RapidSettings, probe: Probe | None) -> Denoiser:
+    """Fine-tune the denoiser. Classes start as blends of the public ones that the probe finds similar."""
+    own, device = settings.private, access.device
+    public = base.component(DENOISER, Denoiser)
+    denoiser = public.with_classes(len(access.facts.classes)).to(device)
+    if probe is not None:
+        denoiser.blend_classes(public, probe.resemblance())
+    select_trainable(denoiser, own.trainable)
+    autoencoder = base.component("autoencoder", Autoencoder).to(device)
+
+    def encode(images: Tensor) -> Tensor:
+        return autoencoder.encode(to_unit_range(images.numpy(), device))
+
+    latents = access.map(encode, access.images, title="latents")
+    labels = (
+        access.map(lambda numbers: numbers.to(device), access.labels)
+        if access.facts.classes
+        else access.map(lambda images: denoiser.null_labels(len(images)), access.images)
     )
-
-
-def _train_probe(run: _Run, budget: Budget) -> None:
-    """Write `probe/`, if the budget has one."""
-    if budget.probe is None or run.done("probe"):
-        return
-    public = run.public.probe()
-    assert public is not None
-    state = run.run_folder.checkpoint("probe")
-    run.keep(
-        "probe",
-        train_probe(public, run.images, budget.probe, run.settings.private, run.device, state, run.ranks),
+    objective = PrivateObjective(settings, denoiser, _retriever(base, settings, device), Randomness())
+    optimizer = build_optimizer(denoiser, own)
+    access.train(
+        DENOISER,
+        denoiser,
+        objective,
+        [latents, labels],
+        optimizer=optimizer,
+        scheduler=noisy_schedule(optimizer, own.steps),
+        ema_decay=own.ema_decay,
+        execution=Execution(own.physical_batch, own.precision == "bfloat16", own.checkpoint_seconds, own.noise_source),
     )
+    return denoiser
 
 
-def _train_denoiser(run: _Run, denoiser: Denoiser, budget: Budget) -> None:
-    """Write `denoiser/`. Classes start as blends of public ones that the probe likens."""
-    if run.done("denoiser"):
-        return
-    if run.ranks.first and budget.probe is not None:
-        probe = Probe.load(run.run_folder.out / "probe")
-        denoiser.blend_classes(run.public.public_denoiser(), probe.resemblance())
-    retriever = _retriever(run.public, run.settings, run.device) if uses_retrieval(run.settings) else None
-    objective = _objective(run.public, run.images, denoiser, retriever, run.settings, run.device)
-    state = run.run_folder.checkpoint("private")
-    train_private(denoiser, objective, budget.denoiser, run.settings.private, state, run.ranks)
-    run.keep("denoiser", denoiser)
-
-
-def _part(images: ImageSet, ranks: Ranks) -> ImageSet:
-    """The images of this rank; the others never reach its network."""
-    own = np.asarray(ranks.part(len(images)), dtype=np.int64)
-    labels = None if images.labels is None else images.labels[own]
-    return replace(images, images=images.images[own], labels=labels)
-
-
-def _budget(asked: Json, settings: PrivateSettings, earlier: Json | None, *, probed: bool) -> Budget:
-    """That of the earlier run in the same folder, if the same was asked for; otherwise a new one."""
-    size, delta = asked["dataset_size"], asked["delta"]
-    if earlier is not None and all(earlier.get(name) == value for name, value in asked.items()):
-        return Budget.from_record(earlier, asked["epsilon"])
-    budget = allot(settings, size, asked["epsilon"], delta, probed=probed)
-    # now, because it may not be computable, and steps must not be spent for a statement that cannot be made
-    budget.denoiser.epsilon_group()
-    if budget.overlap and (least := smallest_found(budget.overlap)) > size and process_rank() == 0:
-        warnings.warn(
-            f"at this epsilon the overlap check would need {least:,} images to be sure to find that public and private "
-            f"ones overlap, and --private has {size:,}: make sure of it yourself",
-            stacklevel=2,
-        )
-    if delta > 1 / size and process_rank() == 0:
-        warnings.warn(
-            f"--delta {delta:g} is more than 1/N = {1 / size:.1e}: publishing a random image would satisfy it",
-            stacklevel=2,
-        )
-    return budget
-
-
-def _retriever(public: Bundle, settings: Settings, device: torch.device) -> Retriever:
+def _retriever(base: Bundle, settings: RapidSettings, device: torch.device) -> Retriever | None:
+    if not uses_retrieval(settings):
+        return None
     return Retriever(
         schedule=Schedule.build(settings.schedule).to(device),
-        denoiser=public.public_denoiser().to(device).requires_grad_(False),
-        encoder=public.encoder().to(device),
-        knowledge_base=public.knowledge_base(),
+        denoiser=base.component(DENOISER, Denoiser).to(device).requires_grad_(False),
+        encoder=base.component("encoder", TrajectoryEncoder).to(device),
+        knowledge_base=open_knowledge_base(base),
         k=settings.retrieval.k,
         neighbours=settings.private.neighbours,
     )
-
-
-def _objective(
-    public: Bundle,
-    images: ImageSet,
-    denoiser: Denoiser,
-    retriever: Retriever | None,
-    settings: Settings,
-    device: torch.device,
-) -> PrivateObjective:
-    """The per-example losses. Latents of the private images are made here and stay in memory."""
-    latents = encode_all(public.autoencoder().to(device), images.images, device)
-    known = None if images.labels is None else torch.from_numpy(images.labels).to(device)
-    labels = denoiser.null_labels(len(images)) if known is None else known
-    return PrivateObjective(settings, denoiser, retriever, latents, labels, Randomness())
-
-
-def _finish(public: Bundle, classes: tuple[str, ...], out: Path, budget: Budget, settings: Settings) -> None:
-    """Copy the public parts, write the statement and the card, and last `config.json`."""
-    sources = {name: name for name in COPIED} | {"public_denoiser": "denoiser"}
-    for name, source in sources.items():
-        if not (out / name).is_dir():
-            with replacing(out / name) as target:
-                # hard links save space where the file system allows them; bundles are never changed in place
-                shutil.copytree(public.path / source, target, copy_function=_link_or_copy)
-    statement = privacy_statement(budget, settings.private)
-    write_json(out / PRIVACY, statement)
-    config = BundleConfig(
-        kind="private",
-        settings=settings,
-        classes=classes,
-        public=public.config.public,
-        networks={
-            "autoencoder": public.config.networks["autoencoder"],
-            "denoiser": content_hash(out / "denoiser"),
-            "encoder": public.config.networks["encoder"],
-            "public_denoiser": public.config.networks["denoiser"],
-        }
-        | ({"probe": content_hash(out / "probe")} if budget.probe else {}),
-    )
-    (out / "README.md").write_text(private_card(config, statement), encoding="utf-8")
-    write_config(out, config)
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

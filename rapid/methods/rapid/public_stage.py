@@ -1,235 +1,222 @@
-"""The public stage from images to a finished public bundle; what is done is not done again."""
+"""RAPID's public stage: networks, probe features and knowledge base from public images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from rapid_index import KnowledgeBase, KnowledgeBaseError, load_faiss
 
-from rapid.bundle.card import public_card
-from rapid.bundle.format import (
-    THUMBNAILS,
-    Bundle,
-    BundleConfig,
-    PublicData,
-    RetrievalAccuracy,
-    is_finished,
-    write_config,
-)
-from rapid.config.sections import PUBLIC_SECTIONS, Settings
-from rapid.data import ImageSet, fit_images, join, load_images, split_indices
+from rapid.bundle import Thumbnails
+from rapid.bundle.builder import BundleBuilder
+from rapid.data import split_indices
 from rapid.data.augmented import AugmentedImages
 from rapid.data.thumbnails import thumbnails
+from rapid.diffusion import Schedule
 from rapid.errors import InputError
-from rapid.files import content_hash, replacing
-from rapid.methods.rapid.knowledge_base import build_knowledge_base
-from rapid.methods.rapid.networks import encode_views, train_autoencoder, train_denoiser, train_encoder
-from rapid.methods.rapid.retrieval import measure_retrieval
+from rapid.files import replacing
+from rapid.methods.base import Description, PublicImages
+from rapid.methods.rapid.knowledge_base import KIND, NAME, KnowledgeBaseRecipe, Models, build_knowledge_base
+from rapid.methods.rapid.networks import (
+    AutoencoderRecipe,
+    DenoiserRecipe,
+    EncoderRecipe,
+    encode_views,
+    train_autoencoder,
+    train_denoiser,
+    train_encoder,
+)
+from rapid.methods.rapid.retrieval import RetrievalAccuracy, measure_retrieval
+from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
-from rapid.probe.features import train_probe
+from rapid.probe.features import ProbeRecipe, train_features
 from rapid.probe.network import Probe
-from rapid.training.reuse import Donor
-from rapid.training.run_folder import RunFolder
-
-Network = TypeVar("Network", Autoencoder, Denoiser, Probe, TrajectoryEncoder)
-Models = tuple[Autoencoder, Denoiser, TrajectoryEncoder]
+from rapid.training import Checkpoint
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What the steps of a public stage share.
-
-    Attributes:
-        images: N public images.
-        sources: number of the public set from which each came, int64 (N,).
-        pre: places of D_pre among the images, int64.
-        reference: places of D_ref.
-        donor: has networks that need not be trained again.
-    """
-
-    images: ImageSet
-    sources: NDArray[np.int64]
-    pre: NDArray[np.int64]
-    reference: NDArray[np.int64]
-    run_folder: RunFolder
-    settings: Settings
-    device: torch.device
-    donor: Donor | None = None
-
-    def build(self, data: PublicData) -> Bundle:
-        """Run all steps that an earlier run has not done, and finish the bundle."""
-        self.write_split()
-        models = self.make_models()
-        hashes = {name: self.hash_of(name) for name in ("autoencoder", "denoiser", "encoder")}
-        probed = self.make_probe()
-        self.make_knowledge_base(models, hashes)
-        config = BundleConfig(
-            kind="public",
-            settings=self.settings,
-            classes=self.images.classes,
-            public=data,
-            networks=hashes | ({"probe": self.hash_of("probe")} if probed else {}),
-            retrieval=self.retrieval_accuracy(models, hashes),
-            thumbnails=_write_thumbnails(self.run_folder.out, self.images),
-        )
-        (self.run_folder.out / "README.md").write_text(public_card(config), encoding="utf-8")
-        write_config(self.run_folder.out, config)
-        self.run_folder.leave()
-        return Bundle.open(self.run_folder.out, "--out", "public")
-
-    @property
-    def labels(self) -> NDArray[np.int64]:
-        """Of all images, int64 (N,); without labels every image has the null class."""
-        if self.images.labels is not None:
-            return self.images.labels
-        return np.full(len(self.images), len(self.images.classes), np.int64)
-
-    def views(self, part: NDArray[np.int64], count: int) -> AugmentedImages:
-        """AugmentedImages of D_pre or D_ref."""
-        return AugmentedImages(
-            self.images.images[part], self.sources[part], count, self.settings.augmentations.augment, self.device
-        )
-
-    def hash_of(self, name: str) -> str:
-        """Content hash of a network that was written."""
-        return content_hash(self.run_folder.out / name)
-
-    def write_split(self) -> None:
-        """Record which images are in which part."""
-        with replacing(self.run_folder.out / "split.npz") as target, target.open("wb") as stream:
-            np.savez(stream, pre_training=self.pre, reference=self.reference)
-
-    def network(self, name: str, kind: type[Network], train: Callable[[Path], Network]) -> Network:
-        """The network in `name/`; `train` makes it, from the file of its training state, if it is not there."""
-        folder = self.run_folder.out / name
-        if not folder.is_dir() and (self.donor is None or not self.donor.give(name, self.settings, folder)):
-            model = train(self.run_folder.checkpoint(name))
-            with replacing(folder) as target:
-                model.save(target)
-            self.run_folder.checkpoint(name).unlink(missing_ok=True)
-        return kind.load(folder).to(self.device)
-
-    def make_models(self) -> Models:
-        """The three networks, in the order in which each needs those before."""
-        settings, device = self.settings, self.device
-        shown = self.views(self.pre, settings.augmentations.training)
-        autoencoder = self.network(
-            "autoencoder", Autoencoder, lambda path: train_autoencoder(settings, shown, device, path)
-        )
-
-        def denoiser_from(path: Path) -> Denoiser:
-            latents = encode_views(autoencoder, shown)
-            labels = torch.from_numpy(self.labels[self.pre[shown.rows]]).to(device)
-            return train_denoiser(settings, latents, labels, len(self.images.classes), path)
-
-        denoiser = self.network("denoiser", Denoiser, denoiser_from)
-        encoder = self.network(
-            "encoder",
-            TrajectoryEncoder,
-            lambda path: train_encoder(
-                settings, self.images.images[self.reference], autoencoder, denoiser, device, path
-            ),
-        )
-        return autoencoder, denoiser, encoder
-
-    def make_probe(self) -> bool:
-        """Write `probe/`, if one is wanted and can be trained; returns whether."""
-        if not self.settings.probe.enabled or self.images.labels is None:
-            return False
-
-        def probe_from(path: Path) -> Probe:
-            images, labels = self.images.images[self.pre], self.labels[self.pre]
-            return train_probe(self.settings, images, labels, len(self.images.classes), self.device, path)
-
-        self.network("probe", Probe, probe_from)
-        return True
-
-    def make_knowledge_base(self, models: Models, hashes: dict[str, str]) -> None:
-        """Write `knowledge_base/`; `hashes` are those of `models`."""
-        folder = self.run_folder.out / "knowledge_base"
-        if folder.is_dir():
-            return
-        shown = self.views(self.reference, self.settings.augmentations.reference)
-        labels = self.labels[self.reference]
-        build_knowledge_base(folder, self.settings, shown, labels, models, hashes, self.device)
-
-    def retrieval_accuracy(self, models: Models, hashes: dict[str, str]) -> RetrievalAccuracy | None:
-        """How well retrieval works; None without labels."""
-        if self.images.labels is None:
-            return None
-        images, labels = self.images.images[self.pre], self.labels[self.pre]
-        entries = KnowledgeBase.open(self.run_folder.out / "knowledge_base", hashes)
-        return measure_retrieval(self.settings, images, labels, models, entries, self.device)
-
-
-def build_public_bundle(
-    paths: Sequence[Path],
-    out: Path,
-    settings: Settings,
-    device: torch.device,
-    *,
-    resume: bool,
-    networks: Path | None = None,
-) -> Bundle:
-    """Train the three networks on D_pre and D_ref, build the knowledge base, and write the bundle `out`.
+def train_public(builder: BundleBuilder, public: PublicImages, settings: RapidSettings) -> Description:
+    """Make all components of a public bundle; what an earlier run has made is not made again.
 
     Args:
-        paths: public image sets; several are joined and their classes kept apart.
-        out: new folder, or with `resume` one that an earlier run with the same images and settings began.
-        settings: the public sections are used; the others are recorded as the bundle's defaults.
-        device: where to train.
-        resume: go on with what `out` holds.
-        networks: a finished bundle of the same images; what `settings` would train as it is there is taken from it.
-
-    Returns:
-        The finished bundle.
+        builder: where they go.
+        public: the public images.
+        settings: the public sections are used.
 
     Raises:
-        InputError: bad images, an `out` that holds something else, or `networks` of other images.
+        InputError: too few images, or faiss is missing.
+        Stopped: a stop was requested; what was done is saved.
     """
     try:
         # now, not after half an hour of training
         load_faiss()
     except KnowledgeBaseError as error:
-        raise InputError(str(error)) from None
-    sets = [fit_images(load_images(path, "--public"), settings.image, f"--public {path}") for path in paths]
-    images = join(sets, "--public")
-    pre, reference = split_indices(len(images), settings.split)
-    data = PublicData(
-        sources=tuple(path.name for path in paths),
-        classes=images.classes,
-        pre_training=len(pre),
-        reference=len(reference),
-        fingerprint=images.fingerprint(),
+        raise InputError("", str(error)) from None
+    pre, reference = split_indices(len(public.images), settings.split)
+    with replacing(builder.out / "split.npz") as target, target.open("wb") as stream:
+        np.savez(stream, pre_training=pre, reference=reference)
+    stage = _Stage(builder, public, settings, pre, reference)
+    models = stage.networks()
+    if settings.probe.enabled and public.images.labels is not None:
+        stage.probe()
+    hashes = {name: builder.hash_of(name) for name in ("autoencoder", "denoiser", "encoder")}
+    stage.knowledge_base(models, hashes)
+    builder.add("thumbnails", Thumbnails(thumbnails(public.images.images)))
+    opened = KnowledgeBase.open(builder.out / NAME, hashes)
+    accuracy = stage.retrieval_accuracy(models, opened)
+    facts = public_facts(settings, len(opened))
+    if accuracy is not None:
+        facts["retrieval"] = accuracy._asdict()
+    return Description(_about(settings, accuracy), facts, len(pre), len(reference))
+
+
+def public_facts(settings: RapidSettings, records: int) -> dict[str, Any]:
+    """What `rapid info` tells of any RAPID bundle."""
+    return {
+        "latent": list(settings.latent_shape),
+        "timesteps": settings.schedule.timesteps,
+        "k": settings.retrieval.k,
+        "v": settings.retrieval.v,
+        "start": settings.late_start,
+        "knowledge_base": {"entries": records, "index": settings.knowledge_base.index_type},
+    }
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """What the steps of the stage share.
+
+    Attributes:
+        pre: places of D_pre among the images, int64.
+        reference: places of D_ref.
+    """
+
+    builder: BundleBuilder
+    public: PublicImages
+    settings: RapidSettings
+    pre: NDArray[np.int64]
+    reference: NDArray[np.int64]
+
+    @property
+    def device(self) -> torch.device:
+        """Where networks are trained."""
+        return self.builder.device
+
+    @property
+    def images_hash(self) -> str:
+        """Of the images and their split."""
+        return f"{self.builder.images}-{self.settings.split.model_dump_json()}"
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Of all images, int64 (N,); without labels every image has the null class."""
+        images = self.public.images
+        return np.full(len(images), len(images.classes), np.int64) if images.labels is None else images.labels
+
+    def views(self, part: NDArray[np.int64], count: int) -> AugmentedImages:
+        """Views of D_pre or D_ref."""
+        augment = self.settings.augmentations.augment
+        return AugmentedImages(self.public.images.images[part], self.public.sources[part], count, augment, self.device)
+
+    def networks(self) -> Models:
+        """The three networks, in the order in which each needs those before."""
+        s, make, classes = self.settings, self.builder.make, len(self.public.images.classes)
+        shown = self.views(self.pre, s.augmentations.training)
+        images, shape = self.images_hash, s.latent_shape
+        views, augment = s.augmentations.training, s.augmentations.augment
+        recipe = AutoencoderRecipe(
+            images=images, image=s.image, views=views, augment=augment, autoencoder=s.autoencoder
+        )
+        autoencoder = make(
+            "autoencoder", Autoencoder, recipe, lambda state: train_autoencoder(recipe, shown, self.device, state)
+        ).to(self.device)
+        denoiser_recipe = DenoiserRecipe(
+            images=images,
+            made_from={"autoencoder": recipe.digest},
+            views=views,
+            augment=augment,
+            schedule=s.schedule,
+            denoiser=s.denoiser,
+            latent_shape=shape,
+        )
+
+        def denoiser_from(state: Checkpoint) -> Denoiser:
+            latents = encode_views(autoencoder, shown)
+            labels = torch.from_numpy(self.labels[self.pre[shown.rows]]).to(self.device)
+            return train_denoiser(denoiser_recipe, latents, labels, classes, state)
+
+        denoiser = make("denoiser", Denoiser, denoiser_recipe, denoiser_from).to(self.device)
+        encoder_recipe = EncoderRecipe(
+            images=images,
+            made_from={"autoencoder": recipe.digest, "denoiser": denoiser_recipe.digest},
+            schedule=s.schedule,
+            encoder=s.encoder,
+            latent_shape=shape,
+            k=s.retrieval.k,
+        )
+
+        def encoder_from(state: Checkpoint) -> TrajectoryEncoder:
+            own = self.public.images.images[self.reference]
+            return train_encoder(encoder_recipe, own, autoencoder, denoiser, self.device, state)
+
+        return autoencoder, denoiser, make("encoder", TrajectoryEncoder, encoder_recipe, encoder_from).to(self.device)
+
+    def probe(self) -> None:
+        """The features of the probe."""
+        recipe = ProbeRecipe(images=self.images_hash, image=self.settings.image, probe=self.settings.probe)
+
+        def probe_from(state: Checkpoint) -> Probe:
+            images, labels = self.public.images.images[self.pre], self.labels[self.pre]
+            return train_features(recipe, images, labels, len(self.public.images.classes), self.device, state)
+
+        self.builder.make("probe", Probe, recipe, probe_from)
+
+    def knowledge_base(self, models: Models, hashes: dict[str, str]) -> None:
+        """The knowledge base of D_ref."""
+        s = self.settings
+        recipe = KnowledgeBaseRecipe(
+            images=self.images_hash,
+            made_from={name: self.builder.recipes[name] for name in hashes},
+            views=s.augmentations.reference,
+            augment=s.augmentations.augment,
+            schedule=s.schedule,
+            knowledge_base=s.knowledge_base,
+            latent_shape=s.latent_shape,
+            k=s.retrieval.k,
+            v=s.retrieval.v,
+        )
+        shown = self.views(self.reference, s.augmentations.reference)
+        labels = self.labels[self.reference]
+        self.builder.write(
+            NAME,
+            KIND,
+            recipe,
+            lambda folder: build_knowledge_base(folder, recipe, shown, labels, models, hashes, self.device),
+        )
+
+    def retrieval_accuracy(self, models: Models, opened: KnowledgeBase) -> RetrievalAccuracy | None:
+        """How well retrieval works; None without labels."""
+        if self.public.images.labels is None:
+            return None
+        schedule = Schedule.build(self.settings.schedule).to(self.device)
+        images, labels = self.public.images.images[self.pre], self.labels[self.pre]
+        return measure_retrieval(schedule, self.settings.retrieval.k, images, labels, models, opened, self.device)
+
+
+def _about(settings: RapidSettings, accuracy: RetrievalAccuracy | None) -> str:
+    """For the card."""
+    text = (
+        "D_pre trained the networks, D_ref is in the knowledge base; the split is in `split.npz`. `thumbnails/` holds "
+        "a grey\nthumbnail of each image, by which `train-private` sees that no private images are among them.\n\n"
+        f"Latents: {'x'.join(str(n) for n in settings.latent_shape)}. Query at step k = {settings.retrieval.k}, value "
+        f"at step v = {settings.retrieval.v}, of T = {settings.schedule.timesteps}.\n"
     )
-    donor = None if networks is None else Donor(networks, data)
-    sources = np.repeat(np.arange(len(sets)), [len(part) for part in sets])
-    # how private training and sampling go is not decided here
-    used, told = settings.model_dump(mode="json", include=set(PUBLIC_SECTIONS)), data.model_dump(mode="json")
-    with RunFolder.enter(out, "build-kb", {"settings": used, "public": told}, resume=resume) as run_folder:
-        if is_finished(out):
-            return _with_thumbnails(Bundle.open(out, "--out", "public"), images)
-        return _Run(images, sources, pre, reference, run_folder, settings, device, donor).build(data)
-
-
-def _write_thumbnails(out: Path, images: ImageSet) -> str:
-    """Write the thumbnails of all public images, D_pre and D_ref, as they are; returns the file's hash."""
-    with replacing(out / THUMBNAILS) as target:
-        np.save(target, thumbnails(images.images))
-    return content_hash(out / THUMBNAILS)
-
-
-def _with_thumbnails(bundle: Bundle, images: ImageSet) -> Bundle:
-    """The finished bundle; one of an earlier version, which had no thumbnails, gets them."""
-    if bundle.config.thumbnails is not None:
-        return bundle
-    config = bundle.config.model_copy(update={"thumbnails": _write_thumbnails(bundle.path, images)})
-    (bundle.path / "README.md").write_text(public_card(config), encoding="utf-8")
-    write_config(bundle.path, config)
-    return Bundle.open(bundle.path, "--out", "public")
+    if accuracy is not None:
+        text += (
+            f"\nRetrieval: of {accuracy.queries:,} public queries {accuracy.top1:.1%} have a nearest neighbour of "
+            f"their class, and\n{accuracy.top5:.1%} one among the five nearest; by chance {accuracy.chance:.1%} of the "
+            "neighbours would.\n"
+        )
+    return text

@@ -88,7 +88,7 @@ def make_objective(bundle: Bundle, settings: Settings, name: str, dropout: float
 def test_timesteps_are_uniform_up_to_the_last_that_is_trained(
     name: str, last: int, public_bundle: Path, tiny_settings: Settings
 ) -> None:
-    objective = make_objective(Bundle.open(public_bundle, "--base"), tiny_settings, name)
+    objective = make_objective(Bundle.open(public_bundle, "base"), tiny_settings, name)
     assert trained_timesteps(objective.settings) == last
     t = objective.draw(200_000).t.numpy()
     assert (t.min(), t.max()) == (1, last)
@@ -96,7 +96,7 @@ def test_timesteps_are_uniform_up_to_the_last_that_is_trained(
 
 
 def test_retrieval_is_the_nearest_key(public_bundle: Path, tiny_settings: Settings) -> None:
-    bundle = Bundle.open(public_bundle, "--base")
+    bundle = Bundle.open(public_bundle, "base")
     objective = make_objective(bundle, tiny_settings, "rapid")
     retriever, draws = objective.retriever, objective.draw(9)
     assert retriever is not None
@@ -117,7 +117,7 @@ def test_retrieval_is_the_nearest_key(public_bundle: Path, tiny_settings: Settin
 
 def test_beyond_v_the_value_is_diffused_on(public_bundle: Path, tiny_settings: Settings) -> None:
     """With private.start, Eq. 5 is taken at that step: its input there is the value, further along with noise."""
-    bundle = Bundle.open(public_bundle, "--base")
+    bundle = Bundle.open(public_bundle, "base")
     later = apply_overrides(tiny_settings.model_dump(mode="json"), ["private.start=600"])
     objective = make_objective(bundle, later, "rapid")
     draws = objective.draw(9)._replace(t=torch.full((9,), 600))
@@ -137,7 +137,7 @@ def test_beyond_v_the_value_is_diffused_on(public_bundle: Path, tiny_settings: S
 
 
 def test_dropped_labels_become_the_null_class(public_bundle: Path, tiny_settings: Settings) -> None:
-    objective = make_objective(Bundle.open(public_bundle, "--base"), tiny_settings, "ldm", dropout=0.3)
+    objective = make_objective(Bundle.open(public_bundle, "base"), tiny_settings, "ldm", dropout=0.3)
     share = objective.draw(50_000).dropped.float().mean().item()
     assert share == pytest.approx(0.3, abs=0.02)
     # give every class but the null one its own embedding: only then labels matter

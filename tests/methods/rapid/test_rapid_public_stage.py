@@ -91,7 +91,7 @@ def test_augmentation() -> None:
 
 def test_keys_and_values_are_of_one_noise_draw(public_bundle: Path, letters: Path, tiny_settings: Settings) -> None:
     """eps is recovered from each stored value; its key must follow from it."""
-    bundle = Bundle.open(public_bundle, "--base")
+    bundle = Bundle.open(public_bundle, "base")
     split = np.load(public_bundle / "split.npz")
     images = fit_images(load_images(letters, "-"), tiny_settings.image, "-")
     assert images.labels is not None
@@ -132,11 +132,11 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, letters: Path, tiny_sett
         shutil.rmtree(out / name)
     (out / "config.json").unlink()
     with pytest.raises(InputError, match="not finished"):
-        Bundle.open(out, "--model")
+        Bundle.open(out, "model")
     build_public_bundle([letters], out, tiny_settings, CPU, resume=True)
     weights = out / "autoencoder" / "diffusion_pytorch_model.safetensors"
     assert weights.stat().st_mtime_ns == before[weights]
-    assert len(Bundle.open(out, "--model").knowledge_base()) == 18
+    assert len(Bundle.open(out, "model").knowledge_base()) == 18
 
 
 def test_other_settings_images_or_contents_are_refused(
@@ -163,7 +163,7 @@ def test_foreign_and_damaged_parts_are_refused(tmp_path: Path, public_bundle: Pa
     shutil.rmtree(swapped / "denoiser")
     Denoiser.build(tiny_settings, 13).save(swapped / "denoiser")
     with pytest.raises(InputError, match="denoiser/ is missing or not the one"):
-        Bundle.open(swapped, "--model")
+        Bundle.open(swapped, "model")
     # even if the configuration is made to fit, the knowledge base knows its networks
     from rapid.files import content_hash
 
@@ -171,16 +171,16 @@ def test_foreign_and_damaged_parts_are_refused(tmp_path: Path, public_bundle: Pa
     config["networks"]["denoiser"] = content_hash(swapped / "denoiser")
     (swapped / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match="denoiser"):
-        Bundle.open(swapped, "--model").knowledge_base()
+        Bundle.open(swapped, "model").knowledge_base()
     damaged = tmp_path / "damaged"
     shutil.copytree(public_bundle, damaged)
     values = damaged / "knowledge_base" / "values.npy"
     values.write_bytes(values.read_bytes()[:-7])
     with pytest.raises(InputError, match="knowledge_base"):
-        Bundle.open(damaged, "--model").knowledge_base()
+        Bundle.open(damaged, "model").knowledge_base()
     (damaged / "config.json").write_text("{}")
     with pytest.raises(InputError, match="damaged or of another version"):
-        Bundle.open(damaged, "--model")
+        Bundle.open(damaged, "model")
 
 
 def test_two_sets_of_other_size_are_joined_with_classes_apart(
@@ -198,7 +198,7 @@ def test_two_sets_of_other_size_are_joined_with_classes_apart(
 
 def test_retrieval_accuracy(public_bundle: Path, letters: Path, tiny_settings: Settings) -> None:
     """Of D_pre against D_ref, with a search by hand over keys from the faiss file."""
-    bundle = Bundle.open(public_bundle, "--base")
+    bundle = Bundle.open(public_bundle, "base")
     found = bundle.config.retrieval
     assert found is not None
     pre = np.load(public_bundle / "split.npz")["pre_training"]

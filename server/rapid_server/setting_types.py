@@ -1,6 +1,6 @@
-"""What stands in the lists of the settings: bundles, tokens, origins.
+"""Parsing and checking the entries of list settings: bundles, tokens, origins.
 
-Each function raises ValueError that says what should be there; nothing of a token is in its message.
+Each function raises ValueError with the expected form; the message never contains any part of a token.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 from pydantic import SecretStr
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-"""What clients and bundles may be called."""
+"""Valid names of clients and models."""
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _ORIGIN = re.compile(r"https?://[^/?#@\s]+")
 
 
 def split_list(value: object) -> object:
-    """A list from text, by commas or as JSON; what is not text as it is."""
+    """Split text at commas, or parse it if it is a JSON list; return anything else unchanged."""
     if not isinstance(value, str):
         return value
     if not value.lstrip().startswith("["):
@@ -28,19 +28,20 @@ def split_list(value: object) -> object:
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
-        # not the error's own words: they may quote a token
-        raise ValueError("begins like a JSON list, and is none") from None
+        # without the parser's message, which may quote a token
+        raise ValueError("starts like a JSON list, but is not valid JSON") from None
 
 
 def split_model(entry: str) -> tuple[str, Path]:
-    """Split `NAME=DIR`; of `DIR` alone the name is the folder's. One with an equals sign is written `./a=b`."""
+    """Split `NAME=DIR`; the name of `DIR` alone is the folder's. Write a folder with an equals sign as `./a=b`."""
     name, separator, folder = entry.partition("=")
     if not separator or "/" in name:
         folder = entry
         try:
-            name = Path(folder).resolve().name  # of the folder that a link leads to, as in `rapid info`
+            # the target of a link, as in `rapid info`
+            name = Path(folder).resolve().name
         except (OSError, RuntimeError):
-            raise ValueError("its links lead in a circle") from None
+            raise ValueError("its links form a circle") from None
     if not folder:
         raise ValueError("should be DIR or NAME=DIR")
     if not NAME.fullmatch(name) or set(name) == {"."}:
@@ -57,14 +58,14 @@ def split_token(entry: SecretStr) -> tuple[str, str]:
 
 
 def check_origin(entry: str) -> str:
-    """An origin as browsers send it, or `*` for all."""
+    """Accept an origin as browsers send it, or `*` for all."""
     if entry != "*" and not _ORIGIN.fullmatch(entry):
         raise ValueError("should be an origin such as https://example.org, without a path or a slash at its end, or *")
     return entry
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`; a name other than localhost is taken to be reached from elsewhere."""
+    """Whether only this machine can reach `host`; of all names, only localhost counts."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

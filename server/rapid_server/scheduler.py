@@ -1,4 +1,4 @@
-"""Who may take the next step: small orders together, large ones beside them as far as that costs the small little."""
+"""The scheduler: how many rows each request gets in the next step, so that large requests hardly delay small ones."""
 
 from __future__ import annotations
 
@@ -8,29 +8,34 @@ from typing import NamedTuple
 import numpy as np
 
 RIDERS = 0.25
-"""Larger orders may slow a step of smaller ones by this share, and no more."""
+"""Larger requests may make a step of smaller ones longer by this share, and no more."""
 PEERS = 4
-"""Orders with at most so many times the images of the smallest one are served like it,"""
+"""Requests with at most this many times the images of the smallest one are its peers,"""
 SMALL = 16
-"""and so are those of at most so many images."""
+"""and so are requests for at most this many images."""
 
 
 class Load(NamedTuple):
-    """An order as the scheduler sees it."""
+    """A request as the scheduler sees it."""
 
     missing: int
-    """Images that are not yet there."""
+    """Images that are not yet made."""
     rows: int
-    """Candidates that could take a step."""
+    """Candidates that could take part in the next step."""
     served: int = 0
-    """When some of them last took one, by the number of the step."""
+    """Number of the step in which it last had rows."""
 
 
 class Costs:
-    """Seconds of one step by the number of rows in it: measured at some, linear between and beyond them."""
+    """Seconds per step as a function of its rows: measured at some sizes, linear between and beyond them.
+
+    Args:
+        rows: measured sizes, ascending, >= 1.
+        seconds: of a step of each size.
+    """
 
     def __init__(self, rows: Sequence[int], seconds: Sequence[float]) -> None:
-        # more rows never cost less; what says otherwise is noise
+        # more rows never cost less: a measurement that says so is noise
         self._rows = np.array(rows, float)
         self._seconds = np.maximum.accumulate(np.array(seconds, float))
 
@@ -41,7 +46,7 @@ class Costs:
         return float(np.interp(rows, self._rows, self._seconds))
 
     def best_batch(self, longest: float) -> int:
-        """The fewest rows with nearly the most rows a second, of those whose step takes at most `longest` seconds."""
+        """The smallest size within 5 % of the best throughput, among those whose step takes at most `longest` s."""
         allowed = self._seconds <= longest
         allowed[0] = True
         rate = np.where(allowed, self._rows / self._seconds, 0)
@@ -49,37 +54,38 @@ class Costs:
 
 
 def largest_peer(loads: Sequence[Load]) -> int:
-    """How many images the largest order may miss that is served like the smallest one; 0 if there is nothing to do."""
+    """The largest number of missing images with which a request is a peer of the smallest one; 0 without work."""
     ready = [load.missing for load in loads if load.rows]
     return max(PEERS * min(ready), SMALL) if ready else 0
 
 
 def share(loads: Sequence[Load], batch: int, seconds: Callable[[int], float]) -> list[int]:
-    """How many rows of each order take the next step.
+    """Rows of each request in the next step.
 
-    The smallest order and its peers share the batch, evenly where there are more rows than places. Places that are
-    left go to the larger orders, the smaller first, as long as the step becomes at most `RIDERS` longer. So a small
-    order beside a large one takes little longer than alone. Who has no place now has a turn later: see `Turns`.
+    The smallest request and its peers share the batch, evenly if they have more rows than fit. Larger requests ride
+    along in the remaining places, smaller ones first, as long as the step becomes at most `RIDERS` longer. So a small
+    request takes little longer beside a large one than alone. A request that gets nothing has its turn later: see
+    `Turns`.
 
     Args:
-        loads: the orders, the earlier first.
-        batch: most rows of a step.
-        seconds: time of a step by its rows.
+        loads: the requests, oldest first.
+        batch: maximum rows of a step.
+        seconds: duration of a step by its rows.
     """
     granted = [0] * len(loads)
     ready = [index for index, load in enumerate(loads) if load.rows]
     if not ready:
         return granted
-    order = sorted(ready, key=lambda index: loads[index].missing)
+    ascending = sorted(ready, key=lambda index: loads[index].missing)
     bound = largest_peer(loads)
-    peers = [index for index in order if loads[index].missing <= bound]
+    peers = [index for index in ascending if loads[index].missing <= bound]
     left = batch
-    # the one with the fewest rows first: what it does not need is for the others
+    # fewest rows first: what a request does not need goes to the others
     for position, index in enumerate(sorted(peers, key=lambda index: loads[index].rows)):
         granted[index] = min(loads[index].rows, -(-left // (len(peers) - position)))
         left -= granted[index]
     allowed = (1 + RIDERS) * seconds(batch - left)
-    for index in order[len(peers) :]:
+    for index in ascending[len(peers) :]:
         while left and granted[index] < loads[index].rows and seconds(batch - left + 1) <= allowed:
             granted[index] += 1
             left -= 1
@@ -87,11 +93,11 @@ def share(loads: Sequence[Load], batch: int, seconds: Callable[[int], float]) ->
 
 
 class Turns:
-    """Steps for those whom `share` passes over, so that a stream of small orders never holds a large one for ever.
+    """Steps of their own for requests that `share` passes over, so that small requests never starve a large one.
 
-    While some are passed over they earn the share `RIDERS` of the time that the others take. What is earned pays for a
-    step of their own, of as many rows as they have: who waited longest goes first. So they have a fifth of the time,
-    and the others, over several steps, all the rest.
+    While `share` passes over requests, they earn `RIDERS` times the duration of every step. As soon as they have earned
+    a step with all their rows, they get it; the request that has waited longest goes first. So they get at least a
+    fifth of the time, and the others the rest.
     """
 
     def __init__(self) -> None:
@@ -100,11 +106,11 @@ class Turns:
     def correct(
         self, loads: Sequence[Load], granted: list[int], batch: int, seconds: Callable[[int], float]
     ) -> list[int]:
-        """What `share` granted, or the turn of those that it passed over; see `share` for the arguments."""
+        """Return what `share` granted, or a turn of the requests that it passed over; arguments as in `share`."""
         passed = [index for index, load in enumerate(loads) if load.rows and not granted[index]]
         if not passed:
             if any(granted):
-                # where nobody may take a step, nobody is served either
+                # a step without rows serves nobody: what was earned before it stays
                 self._earned = 0.0
             return granted
         rows = min(batch, sum(loads[index].rows for index in passed))

@@ -1,4 +1,4 @@
-"""An answer that is given before the body was read, without harm to the connection."""
+"""Rejecting a request before its body was read, so that the client still gets the response."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 LINGER_SECONDS = 1.0
-"""A body that is still on its way is taken for so long after the answer."""
+"""How long after the response the rest of a body is still read."""
 
 
-async def refuse(
+async def reject(
     scope: Scope, receive: Receive, send: Send, status: int, detail: str, headers: Mapping[str, str] | None = None
 ) -> None:
-    """Answer `{"detail": detail}`. If the request has a body, the connection is closed after the answer.
+    """Respond with `{"detail": detail}`. If the request has a body, the connection is closed after the response.
 
-    What the client still sends is taken and dropped for `LINGER_SECONDS`: a socket that is closed with unread bytes
-    resets the connection, and the client might never see the answer.
+    What the client still sends is read and dropped for `LINGER_SECONDS`: closing a socket with unread bytes resets the
+    connection, and the client might never see the response.
     """
     response = JSONResponse({"detail": detail}, status, headers)
     if not _has_body(scope):

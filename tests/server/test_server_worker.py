@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from rapid_server.line import Line
 from tests_support import Fails
 
-from rapid.methods.rapid.generator import Generator
+from rapid.sampling.generate import generate
+from rapid.sampling.generator import Generator
 from rapid.sampling.request import Order
 
 Images = dict[int, NDArray[np.uint8]]
@@ -33,7 +34,7 @@ def work(line: Line, found: dict[Order, Images], steps: int = 10**6) -> None:
 
 def check(generator: Generator, order: Order, images: Images) -> None:
     labels = None if order.labels is None else order.labels.tolist()
-    expected = generator.generate(order.count, labels, order.seed).images.astype(int)
+    expected = generate(generator, order.count, labels, order.seed).images.astype(int)
     assert sorted(images) == list(range(order.count))
     assert max(np.abs(images[place] - expected[place]).max() for place in images) <= 1
 

@@ -1,4 +1,4 @@
-"""What goes wrong: one answer for each kind of error, in words and without a trace; the trace is in the log."""
+"""Exception handlers: one response for each kind of exception, without a traceback; that goes to the log."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ STOPPING = "the server is stopping"
 
 
 def problems(statuses: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
-    """The statuses of an endpoint for the OpenAPI description."""
-    return {status: {"model": Problem, "description": words} for status, words in statuses.items()}
+    """Error statuses of an endpoint, for the OpenAPI description."""
+    return {status: {"model": Problem, "description": description} for status, description in statuses.items()}
 
 
-def answer_errors(app: FastAPI) -> None:
-    """Give each error that a request can meet its answer."""
+def add_exception_handlers(app: FastAPI) -> None:
+    """Give each exception that an endpoint can raise its response."""
 
     async def bad_input(request: Request, error: Exception) -> Response:
-        return _problem(422, str(error).removeprefix("--"))
+        assert isinstance(error, InputError)
+        return _problem(422, error.describe(error.field))
 
     async def bad_parameter(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -56,44 +57,44 @@ def answer_errors(app: FastAPI) -> None:
     app.add_exception_handler(EngineFailedError, failed)
 
 
-class AnswerFailures:
-    """ASGI middleware: an exception becomes a plain 500, and the connection stays usable.
+class CatchExceptions:
+    """ASGI middleware: an unhandled exception becomes a plain 500, and the connection stays usable.
 
-    (A handler of Exception in Starlette raises again after its answer, and uvicorn then drops the connection.) A client
-    that went away before its answer had begun gets none. An answer that fails in the middle ends there; it is not
-    complete, and uvicorn closes the connection.
+    (Starlette's handler of Exception raises again after its response, and uvicorn then drops the connection.) A client
+    that went away before its response started gets none. A response that fails half-way stays incomplete, and uvicorn
+    closes the connection.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; answer for it if it fails before its answer has begun."""
+        """Pass the request on; respond if it fails before its response has started."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         started = False
 
-        async def noting(message: Message) -> None:
+        async def track(message: Message) -> None:
             nonlocal started
             started = True
             await send(message)
 
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, track)
         except ClientDisconnect:
-            _LOG.info("%s: the client went away", scope["path"])
+            _LOG.info("%s: the client disconnected", scope["path"])
         except Exception as error:
             if started and isinstance(error.__cause__ or error, RapidError):
-                # Starlette wraps those for which there would have been an answer; the engine has told the rest
-                _LOG.info("%s: the answer was broken off", scope["path"])
+                # Starlette wraps exceptions that have a handler; the engine has logged the rest
+                _LOG.info("%s: the response was cut short", scope["path"])
                 return
             if started:
-                _LOG.exception("%s %r failed in the middle of its answer", scope["method"], scope["path"])
+                _LOG.exception("%s %r failed in the middle of its response", scope["method"], scope["path"])
                 return
             _LOG.exception("%s %r failed", scope["method"], scope["path"])
             await JSONResponse({"detail": FAILED}, status_code=500)(scope, receive, send)
 
 
-def _problem(status: int, words: str, headers: Mapping[str, str] | None = None) -> Response:
-    return JSONResponse({"detail": textwrap.shorten(words, 400, placeholder=" ...")}, status, headers)
+def _problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse({"detail": textwrap.shorten(detail, 400, placeholder=" ...")}, status, headers)

@@ -1,0 +1,98 @@
+"""Components of a bundle: whatever can save itself into a folder and be loaded from there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid.errors import InputError
+from rapid.files import content_hash, replacing
+
+MANIFEST = "manifest.json"
+"""A component with this file vouches by it for its other files, so only the manifest is hashed."""
+
+
+class Component(Protocol):
+    """A part of a model. A class of components also has `load(folder)`."""
+
+    def save(self, folder: Path) -> None:
+        """Write all files into `folder`, which is new or empty."""
+
+
+@dataclass(frozen=True)
+class StoredComponent:
+    """A component that lies in another bundle.
+
+    Attributes:
+        path: its folder.
+        kind: module and name of its class.
+    """
+
+    path: Path
+    kind: tuple[str, str]
+
+    def save(self, folder: Path) -> None:
+        """Hard-link or copy the files: bundles are never changed in place."""
+        shutil.copytree(self.path, folder, dirs_exist_ok=True, copy_function=_link_or_copy)
+
+
+class Thumbnails:
+    """Thumbnails of all public images, by which `train-private` finds private images among them.
+
+    Args:
+        rows: uint8 (M, 256), see `rapid.data.thumbnails`.
+    """
+
+    FILE = "thumbnails.npy"
+
+    def __init__(self, rows: NDArray[np.uint8]) -> None:
+        self.rows = rows
+
+    def save(self, folder: Path) -> None:
+        """Write `thumbnails.npy`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / self.FILE, self.rows)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Memory-mapped.
+
+        Raises:
+            InputError: missing or damaged.
+        """
+        try:
+            return cls(np.load(folder / cls.FILE, mmap_mode="r"))
+        except (OSError, ValueError):
+            raise InputError("", f"{folder / cls.FILE} is missing or damaged; copy the bundle again") from None
+
+
+def kind_of(component: Component) -> tuple[str, str]:
+    """Module and name of a component's class, as `model_index.json` has them."""
+    if isinstance(component, StoredComponent):
+        return component.kind
+    return type(component).__module__, type(component).__qualname__
+
+
+def save_component(component: Component, folder: Path) -> None:
+    """Write a component to the new folder, which appears when it is complete."""
+    with replacing(folder) as target:
+        component.save(target)
+
+
+def component_hash(folder: Path) -> str:
+    """sha256 (hex) of a component: of its manifest, if it has one, or else of all its files."""
+    manifest = folder / MANIFEST
+    return content_hash(manifest if manifest.is_file() else folder)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,18 @@
+"""`rapid info`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from rapid.bundle.card import privacy_in_words
+from rapid.bundle.format import Bundle
+from rapid.bundle.info import describe
+
+
+def info(options: argparse.Namespace) -> None:
+    """`rapid info`."""
+    bundle = Bundle.open(options.path, "DIR")
+    print(json.dumps(describe(bundle), indent=2, ensure_ascii=False))
+    if bundle.privacy is not None:
+        print(privacy_in_words(bundle.privacy))

@@ -1,0 +1,111 @@
+"""The entry point: parse the arguments, run the command, report errors, return the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pkgutil
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TextIO
+
+from rapid.cli.parser import build_parser
+from rapid.errors import InputError, RapidError, Stopped
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: without the program's name; `sys.argv` by default.
+
+    Returns:
+        The exit code: 0 done, 1 failure, 2 bad input or usage, 3 refused for privacy, 130 stopped by the user.
+    """
+    options = build_parser().parse_args(arguments)
+    # libgomp reads this when torch is loaded. By default its waiting threads spin 60 times as long, which makes large
+    # batches two to ten times slower next to another busy process and gains little on an idle machine. A server has
+    # the machine to itself, and its small batches would take three times as long.
+    if "OMP_WAIT_POLICY" not in os.environ and options.command != "serve":
+        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    warnings.showwarning = _show_warning
+    return run(options)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Import and run the command that `options.run` names as "module:function"; returns the exit code.
+
+    Raises:
+        Exception: a bug; errors that the user can act on are printed in one line instead.
+    """
+    from rapid.runtime import Interruption, keep_freed_memory
+    from rapid.stopping import stop_on_signal
+
+    keep_freed_memory()
+    # what trains stops between two steps; anything else stops at once
+    cooperative = "resume" in options or options.command == "demo"
+    interruption = None if cooperative else Interruption()
+    try:
+        if options.command != "train-private" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            words = f"rapid {options.command} runs as a single process; start only train-private with torchrun"
+            raise InputError("", words)
+        with stop_on_signal() if cooperative else nullcontext():
+            pkgutil.resolve_name(options.run)(options)
+    except (Exception, KeyboardInterrupt) as error:
+        stopped = isinstance(error, KeyboardInterrupt | Stopped) or (interruption is not None and interruption.happened)
+        if not stopped and isinstance(error, Exception):
+            return _report(error)
+        hint = "; rerun the command with --resume to continue" if "resume" in options else ""
+        print(f"{_name()}: stopped{hint}", file=sys.stderr)
+        return Stopped.exit_code
+    return 0
+
+
+def flag(field: str) -> str:
+    """How the command line shows the field of an `InputError`.
+
+    A dotted setting is given with --set, a positional argument is shown as it is, any other field is a flag.
+    """
+    if not field or field.isupper():
+        return field
+    return f"--set {field}" if "." in field else f"--{field.replace('_', '-')}"
+
+
+def _report(error: Exception) -> int:
+    """Print an expected error in one line and return its exit code; raises any other one."""
+    if isinstance(error, RapidError):
+        if not error.reported:
+            message = error.describe(flag(error.field)) if isinstance(error, InputError) else str(error)
+            print(f"{_name()}: {message}", file=sys.stderr)
+        return error.exit_code
+    if isinstance(error, BrokenPipeError):
+        # the reader of our output is gone; without this, flushing stdout at exit would fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if isinstance(error, OSError):
+        print(f"{_name()}: {error}", file=sys.stderr)
+        return 1
+    raise error
+
+
+def _name() -> str:
+    """The name of this process in messages."""
+    from rapid.runtime import process_rank
+
+    rank = process_rank()
+    return f"rapid (rank {rank})" if rank else "rapid"
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    # our own warnings are UserWarnings; those of other categories come from libraries and address developers
+    if category is UserWarning:
+        print(f"rapid: warning: {message}", file=sys.stderr)

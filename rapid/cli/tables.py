@@ -1,0 +1,48 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Column(NamedTuple):
+    """A column of a table."""
+
+    key: str
+    """Where its values stand in the rows."""
+    title: str
+    form: str
+    """Format specification of a value, such as ".3g"."""
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
+    """Rows as aligned text under the titles of their columns; leaves out columns that the first row does not have."""
+    shown = [column for column in columns if column.key in rows[0]]
+    lines = [[column.title for column in shown]]
+    lines += [[format(row[column.key], column.form) for column in shown] for row in rows]
+    widths = [max(len(line[number]) for line in lines) for number in range(len(shown))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def plan_table(rows: Sequence[Mapping[str, Any]], group_size: int) -> str:
+    """The table of `rapid plan`.
+
+    Args:
+        rows: those of `rapid.dp.proposal.Proposal.row`.
+        group_size: images of one person.
+    """
+    columns = [
+        Column("epsilon_wanted", "epsilon", "g"),
+        Column("expected_batch", "batch", ",d"),
+        Column("steps", "steps", ",d"),
+        Column("epochs", "epochs", ".1f"),
+        Column("noise_multiplier", "noise_multiplier", ".4g"),
+        Column("epsilon_prv", "by PRV", ".3f"),
+        Column("epsilon_rdp", "by RDP", ".3f"),
+        Column("epsilon_group", f"of {group_size} images", ".3g"),
+        Column("signal_to_noise", "signal/noise", ".3g"),
+        Column("signal_to_noise_all", "x sqrt(steps)", ".3g"),
+        Column("gradient_computations", "gradients", ",d"),
+    ]
+    return table(rows, columns)

@@ -1,0 +1,146 @@
+"""`rapid build-kb`, `rapid plan` and `rapid train-private`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from rapid.bundle import Bundle
+from rapid.bundle.card import privacy_in_words
+from rapid.cli.tables import plan_table
+from rapid.config.presets import apply_overrides, load_settings, private_settings
+from rapid.config.sections import MethodSettings
+from rapid.data import ImageSet, load_images
+from rapid.dp import PublicFacts, Ranks, default_delta
+from rapid.dp.proposal import EXPLANATION, choices, propose
+from rapid.dp.releases import DpSgdSpec, QuerySpec
+from rapid.errors import InputError
+from rapid.methods import find_method
+from rapid.progress import Progress
+from rapid.runtime import choose_device
+from rapid.stages.private import train_private_bundle
+from rapid.stages.public import build_public_bundle
+
+CLASSES = 10
+"""Assumed where `rapid plan` does not see the images."""
+
+
+def build_kb(options: argparse.Namespace) -> None:
+    """`rapid build-kb`."""
+    settings = load_settings(options.preset, options.overrides)
+    device = choose_device(options.device)
+    bundle = build_public_bundle(
+        options.public, options.out, settings, device, resume=options.resume, networks=options.networks
+    )
+    held = bundle.config.facts.get("knowledge_base", {}).get("entries")
+    print(f"public bundle: {bundle.path}" + (f" ({held:,} entries in the knowledge base)" if held else ""))
+    print(f"next: rapid train-private --base {bundle.path} --private PATH --epsilon 1 --out DIR")
+
+
+def plan(options: argparse.Namespace) -> None:
+    """`rapid plan`."""
+    base = None if options.base is None else Bundle.open(options.base, "base", "public")
+    settings = (
+        load_settings(options.preset or "letters-mnist", options.overrides)
+        if base is None
+        else _settings_on(base, options.preset, options.overrides)
+    )
+    method = find_method(settings.method)
+    images = None if options.private is None else load_images(options.private, "private")
+    facts = _facts(options.size, images)
+    for field, numbers in (("batch", options.batch), ("steps", options.steps)):
+        if any(number < 1 for number in numbers):
+            raise InputError(field, "must be at least 1", min(numbers))
+    delta = default_delta(facts.dataset_size) if options.delta is None else options.delta
+    parameters = method.trained_parameters(settings, len(facts.classes) or 1)
+
+    def specs(batch: int, steps: int) -> list[DpSgdSpec | QuerySpec]:
+        numbers = [f"private.expected_batch={batch}", f"private.steps={steps}"]
+        chosen = apply_overrides(settings.model_dump(mode="json"), numbers)
+        return list(method.releases(chosen, facts, base))
+
+    pairs = choices(settings.private, facts.dataset_size, options.batch, options.steps)
+    epsilons = options.epsilon or [1.0, 10.0]
+    group_size, rows = settings.private.group_size, []
+    with Progress("planning", len(pairs) * len(epsilons), "plan") as progress:
+        for found in propose(specs, delta, epsilons, pairs, parameters=parameters, group_size=group_size):
+            rows.append(found.row())
+            progress.advance()
+    shares = {spec.name: spec.share for spec in specs(*pairs[0]) if spec.share is not None}
+    common = {
+        "dataset_size": facts.dataset_size,
+        "delta": delta,
+        "clip_norm": settings.private.clip_norm,
+        "multiplicity": settings.private.multiplicity,
+        "group_size": group_size,
+        "shares": shares,
+        "parameters": parameters,
+    }
+    if options.json:
+        print(json.dumps(common | {"plans": rows}, indent=2))
+        return
+    trained = f"{parameters:,} trained parameters ({settings.preset})"
+    print(f"{facts.dataset_size:,} private images, delta {delta:.2g}, {trained}")
+    if spent := [f"'{name}' alone would spend {share:g} of it" for name, share in shares.items()]:
+        print(f"epsilon covers all releases together; {', '.join(spent)}")
+    print()
+    print(plan_table(rows, group_size))
+    print(f"\n{EXPLANATION}")
+    print("next: rapid train-private ... --epsilon E --set private.expected_batch=B --set private.steps=S")
+
+
+def train_private(options: argparse.Namespace) -> None:
+    """`rapid train-private`."""
+    device = choose_device(options.device)
+    with Ranks.join(device) as ranks:
+        bundle = train_private_bundle(
+            options.base,
+            options.private,
+            options.out,
+            ranks.all_or_none(lambda: _private_settings(options.base, options)),
+            epsilon=options.epsilon,
+            delta=options.delta,
+            device=device,
+            resume=options.resume,
+            ranks=ranks,
+            ledger=options.ledger,
+        )
+    if bundle is None:
+        return
+    assert bundle.privacy is not None
+    print(f"private bundle: {bundle.path}")
+    print(privacy_in_words(bundle.privacy))
+    print(f"next: rapid generate --model {bundle.path} --count 100 --out images.npz")
+
+
+def _private_settings(base: Path | None, options: argparse.Namespace) -> MethodSettings:
+    """Those of the base with preset and overrides; without a base, those of the preset or of the method."""
+    if base is not None:
+        bundle = Bundle.open(base, "base", "public")
+        if options.method not in (None, bundle.config.method):
+            raise InputError("method", f"--base was made for {bundle.config.method}", options.method)
+        return _settings_on(bundle, options.preset, options.overrides)
+    if options.preset is not None:
+        settings = load_settings(options.preset, options.overrides)
+        if options.method not in (None, settings.method):
+            raise InputError("method", f"--preset {options.preset} is for {settings.method}", options.method)
+        return settings
+    if options.method is None:
+        raise InputError("base", "give a public bundle, or a --method that needs none")
+    return apply_overrides({"method": options.method}, options.overrides)
+
+
+def _settings_on(base: Bundle, preset: str | None, overrides: list[str]) -> MethodSettings:
+    """The settings of a private run on a public bundle."""
+    settings: MethodSettings = base.settings_as(find_method(base.config.method).settings)
+    return private_settings(settings, preset, overrides)
+
+
+def _facts(size: int | None, images: ImageSet | None) -> PublicFacts:
+    """Those of the images, or of `size` images of ten classes."""
+    if images is not None:
+        return PublicFacts.of(images)
+    if size is None or size < 1:
+        raise InputError("size", "must be the number of private images, at least 1", size)
+    return PublicFacts(size, tuple(str(number) for number in range(CLASSES)), ())

@@ -1,0 +1,172 @@
+"""What a release makes known of the private images, as a tree of `dp_accounting.DpEvent`.
+
+Every accountant reads the same tree, and the ledger keeps it as JSON. Only these events occur:
+
+    NoOpDpEvent              nothing is released
+    GaussianDpEvent          one release with Gaussian noise over all images
+    PoissonSampledDpEvent    the same over a Poisson sample of the images
+    SelfComposedDpEvent      one event, several times
+    ComposedDpEvent          several events
+
+A noise multiplier is the standard deviation of the noise over the l2 sensitivity; 0 means no noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    NoOpDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
+
+
+def gaussian_event(noise_multiplier: float) -> DpEvent:
+    """One release of a sum over all images with Gaussian noise.
+
+    Args:
+        noise_multiplier: finite, >= 0.
+
+    Raises:
+        ValueError: the noise multiplier is out of range.
+    """
+    return GaussianDpEvent(_number("noise_multiplier", noise_multiplier, math.inf))
+
+
+def dp_sgd_event(noise_multiplier: float, sample_rate: float, steps: int) -> DpEvent:
+    """Steps of DP-SGD: a Gaussian release over a fresh Poisson sample each.
+
+    Args:
+        noise_multiplier: finite, >= 0.
+        sample_rate: probability with which each image takes part in a step, in [0, 1].
+        steps: >= 0; a NoOpDpEvent for 0.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+    count = _count("steps", steps)
+    event = PoissonSampledDpEvent(_number("sample_rate", sample_rate, 1.0), gaussian_event(noise_multiplier))
+    return SelfComposedDpEvent(event, count) if count else NoOpDpEvent()
+
+
+def compose(events: Iterable[DpEvent]) -> DpEvent:
+    """All events together as one; a NoOpDpEvent for none."""
+    parts = [event for event in events if not isinstance(event, NoOpDpEvent)]
+    if len(parts) > 1:
+        return ComposedDpEvent(parts)
+    return parts[0] if parts else NoOpDpEvent()
+
+
+def event_to_json(event: DpEvent) -> dict[str, Any]:
+    """The event as a JSON object: the class' name as `type`, and its attributes.
+
+    Raises:
+        ValueError: an event of a type that this module does not list.
+    """
+    name = type(event).__name__
+    match event:
+        case NoOpDpEvent():
+            return {"type": name}
+        case GaussianDpEvent():
+            return {"type": name, "noise_multiplier": float(event.noise_multiplier)}
+        case PoissonSampledDpEvent():
+            rate = float(event.sampling_probability)
+            return {"type": name, "sampling_probability": rate, "event": event_to_json(event.event)}
+        case SelfComposedDpEvent():
+            return {"type": name, "count": int(event.count), "event": event_to_json(event.event)}
+        case ComposedDpEvent():
+            return {"type": name, "events": [event_to_json(part) for part in event.events]}
+    raise ValueError(f"{name}: not an event that rapid releases")
+
+
+def event_from_json(data: Any) -> DpEvent:
+    """The event that `event_to_json` wrote.
+
+    Args:
+        data: a JSON object; or, as old ledgers hold it, a list `[noise_multiplier, sample_rate, steps]`.
+
+    Raises:
+        ValueError: an unknown type, a missing or unknown attribute, or a number out of range; the message names it.
+    """
+    if isinstance(data, list | tuple):
+        return _from_row(data)
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{data!r}: not an event")
+    name = data.get("type")
+    attributes = {key: value for key, value in data.items() if key != "type"}
+    match name, attributes:
+        case "NoOpDpEvent", {**rest} if not rest:
+            return NoOpDpEvent()
+        case "GaussianDpEvent", {"noise_multiplier": noise, **rest} if not rest:
+            return gaussian_event(noise)
+        case "PoissonSampledDpEvent", {"sampling_probability": rate, "event": part, **rest} if not rest:
+            return PoissonSampledDpEvent(_number("sampling_probability", rate, 1.0), event_from_json(part))
+        case "SelfComposedDpEvent", {"count": count, "event": part, **rest} if not rest:
+            return SelfComposedDpEvent(event_from_json(part), _count("count", count))
+        case "ComposedDpEvent", {"events": list(parts), **rest} if not rest:
+            return ComposedDpEvent([event_from_json(part) for part in parts])
+    raise ValueError(f"{name!r} with {sorted(attributes)}: not an event that rapid releases")
+
+
+def poisson_gaussian_steps(event: DpEvent) -> list[tuple[float, float, int]]:
+    """The event as rows for accountants of the Poisson-subsampled Gaussian mechanism.
+
+    Args:
+        event: a tree of this module's types, whose Poisson samples hold one Gaussian release each.
+
+    Returns:
+        rows (noise_multiplier, sample_rate, steps); a Gaussian over all images has rate 1. Rows that release nothing
+        (rate 0 or no steps) are left out.
+
+    Raises:
+        ValueError: the tree holds an event that has no such row.
+    """
+    return list(_rows(event, 1))
+
+
+def _rows(event: DpEvent, times: int) -> Iterable[tuple[float, float, int]]:
+    match event:
+        case NoOpDpEvent():
+            return
+        case GaussianDpEvent() | PoissonSampledDpEvent(event=GaussianDpEvent()):
+            sampled = isinstance(event, PoissonSampledDpEvent)
+            gaussian, rate = (event.event, event.sampling_probability) if sampled else (event, 1.0)
+            if times and rate:
+                yield float(gaussian.noise_multiplier), float(rate), times
+        case SelfComposedDpEvent():
+            yield from _rows(event.event, times * event.count)
+        case ComposedDpEvent():
+            for part in event.events:
+                yield from _rows(part, times)
+        case PoissonSampledDpEvent():
+            raise ValueError(f"PoissonSampledDpEvent of {type(event.event).__name__}: no step of DP-SGD")
+        case _:
+            raise ValueError(f"{type(event).__name__}: not an event that rapid releases")
+
+
+def _from_row(row: list[Any] | tuple[Any, ...]) -> DpEvent:
+    if len(row) != 3:
+        raise ValueError(f"{list(row)!r}: not [noise_multiplier, sample_rate, steps]")
+    noise_multiplier, sample_rate, steps = row
+    if sample_rate == 1 and steps == 1:
+        return gaussian_event(noise_multiplier)
+    return dp_sgd_event(noise_multiplier, sample_rate, steps)
+
+
+def _number(name: str, value: Any, most: float) -> float:
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    if not good or not 0 <= value <= most or math.isinf(value):
+        raise ValueError(f"{name} {value!r}: must be a number in [0, {most}]")
+    return float(value)
+
+
+def _count(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name} {value!r}: must be a whole number of at least 0")
+    return value

@@ -1,0 +1,46 @@
+"""Sums over private images with Gaussian noise: the formulas of counts, means and histograms."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rapid.dp.randomness import Randomness
+from rapid.dp.ranks import Ranks
+from rapid.dp.releases import Release
+
+
+def clipped_rows(rows: Tensor, bound: float) -> Tensor:
+    """Rows scaled down to an l2 norm of at most `bound`, float64 (n, d); a row with a non-finite number becomes zero.
+
+    Args:
+        rows: (n, ...), one row an example.
+        bound: the sensitivity of their sum.
+    """
+    flat = rows.detach().double().flatten(1)
+    flat = torch.where(flat.isfinite().all(1, keepdim=True), flat, 0.0)
+    norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+    clipped: Tensor = flat * (bound / norms.clamp_min(bound))
+    return clipped
+
+
+def noisy_sum(own: Tensor, release: Release, ranks: Ranks, randomness: Randomness | None = None) -> Tensor:
+    """The sum over all ranks with Gaussian noise of standard deviation `release.noise_stddev`, the same on all ranks.
+
+    Formal guarantee: one image changes the sum by at most the release's sensitivity in l2, so this is the Gaussian
+    mechanism. The noise comes from the first rank alone, and from the stream cipher.
+
+    Args:
+        own: sum of this rank's examples, float64 (d,), private.
+        release: what is spent.
+        ranks: the processes that share the work.
+        randomness: of the noise, by default the stream cipher.
+
+    Raises:
+        LostRank: another rank is gone.
+    """
+    total = own.detach().cpu().double().clone()
+    if ranks.first:
+        total += (randomness or Randomness()).normal(len(total)).double() * release.noise_stddev
+    ranks.all_reduce(total)
+    return total

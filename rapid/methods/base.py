@@ -1,0 +1,111 @@
+"""What a method is: settings, a public stage or none, releases, a private stage, a generator or none, words.
+
+Adding a method: a folder `rapid/methods/NAME/` whose `__init__` has `METHOD`, an object with the attributes of
+`Method`; a preset; a page of the docs. A package outside of rapid registers `METHOD` as an entry point of the group
+`rapid.methods`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid.config.sections import MethodSettings, SamplingSettings
+from rapid.data import ImageSet
+
+if TYPE_CHECKING:
+    import torch
+
+    from rapid.bundle import Bundle, Component
+    from rapid.bundle.builder import BundleBuilder
+    from rapid.dp.access import PrivateAccess, PublicFacts
+    from rapid.dp.budget import Budget
+    from rapid.dp.releases import DpSgdSpec, QuerySpec
+    from rapid.sampling.generator import Generator
+
+S = TypeVar("S", bound=MethodSettings)
+
+
+@dataclass(frozen=True)
+class PublicImages:
+    """The public images of all sets.
+
+    Attributes:
+        images: N images with their labels.
+        sources: number of the set that each came from, int64 (N,).
+    """
+
+    images: ImageSet
+    sources: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a method tells of a bundle that it has made.
+
+    Attributes:
+        about: Markdown for the card.
+        facts: ready for JSON, for `rapid info`.
+        pre_training: number of public images that trained networks.
+        reference: number of the others.
+    """
+
+    about: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    pre_training: int = 0
+    reference: int = 0
+
+
+class Method(Protocol[S]):
+    """A method.
+
+    Attributes:
+        name: as in `--method` and in `settings.method`.
+        settings: the class of its settings.
+        has_public_stage: whether `build-kb` makes a base for it, which `train-private` then needs.
+    """
+
+    name: str
+    settings: type[S]
+    has_public_stage: bool
+
+    def train_public(self, builder: BundleBuilder, public: PublicImages, settings: S) -> Description:
+        """Make the components of a public bundle from public images alone.
+
+        Raises:
+            InputError: images or settings that do not fit.
+        """
+
+    def releases(self, settings: S, facts: PublicFacts, base: Bundle | None) -> Sequence[DpSgdSpec | QuerySpec]:
+        """What the private stage will release; exactly one without a share of epsilon.
+
+        Called before anything is written or spent, so it also checks that settings, base and facts fit together.
+
+        Raises:
+            InputError: they do not.
+        """
+
+    def train_private(self, access: PrivateAccess, base: Bundle | None, settings: S) -> Mapping[str, Component]:
+        """Make the components of a private bundle; private images are seen through `access` alone.
+
+        A resumed run calls it again: what was released is then returned by `access` as it was.
+
+        Raises:
+            PrivacyRefused: going on would break the guarantee.
+        """
+
+    def describe_private(self, settings: S, base: Bundle | None, budget: Budget) -> Description:
+        """What is to be said of a private bundle."""
+
+    def privacy_notes(self, budget: Budget) -> Sequence[str]:
+        """Sentences that belong to the privacy statement, such as what was checked."""
+
+    def trained_parameters(self, settings: S, classes: int) -> int:
+        """Number of parameters that the private stage trains."""
+
+    def generator(self, bundle: Bundle, device: torch.device, generation: SamplingSettings) -> Generator | None:
+        """A generator of images, by generation settings of the method's own class; None for a classifier."""

@@ -1,0 +1,199 @@
+"""RAPID's settings: the shared sections, and retrieval, trajectory encoder, knowledge base, objective and sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rapid.config.sections import (
+    AugmentationSettings,
+    AugmentSettings,
+    AutoencoderSettings,
+    DenoiserSettings,
+    DpSgdSettings,
+    ImageSettings,
+    MethodSettings,
+    OverlapSettings,
+    PrivateProbeSettings,
+    ProbeSettings,
+    SamplingSettings,
+    ScheduleSettings,
+    Section,
+    SplitSettings,
+    Training,
+)
+
+
+class RetrievalSettings(Section):
+    """The two timesteps of retrieval: the query is made at k, and sampling goes on from the value of v."""
+
+    k: int = Field(800, ge=1)
+    v: int = Field(200, ge=1)
+
+    @model_validator(mode="after")
+    def _order(self) -> Self:
+        if self.k <= self.v:
+            raise ValueError(f"k must be larger than v (k={self.k}, v={self.v})")
+        return self
+
+
+class EncoderSettings(Section):
+    """The trajectory encoder h: one-step-denoised latents of step k to unit vectors, trained by InfoNCE."""
+
+    channels: int = Field(32, ge=1)
+    features: int = Field(64, ge=2)
+    temperature: float = Field(0.1, gt=0)
+    augment: AugmentSettings = AugmentSettings()
+    training: Training = Training()
+
+
+class KnowledgeBaseSettings(Section):
+    """How the knowledge base is searched and built."""
+
+    index_type: Literal["flat", "hnsw", "ivf"] = "flat"
+    batch_size: int = Field(1000, ge=1, description="images encoded at a time")
+
+
+class PrivateSettings(DpSgdSettings):
+    """The private stage (Algorithm 2)."""
+
+    objective: Literal["rapid", "late", "ldm"] = Field(
+        "rapid",
+        description="rapid: Eq. 5 from retrieved values; late: t <= v with Gaussian noise; ldm: all t, plain loss",
+    )
+    start: int | None = Field(
+        None,
+        ge=1,
+        description="timestep, v or more, at which the late steps begin: retrieved values are diffused on from v to it",
+    )
+    neighbours: int = Field(
+        1,
+        ge=1,
+        description="nearest entries of a query, of which one is drawn, in training as in sampling; 1: the paper",
+    )
+    label_dropout: float = Field(0.0, ge=0, le=1, description="share of examples trained with the null class")
+    probe: PrivateProbeSettings = PrivateProbeSettings()
+    overlap: OverlapSettings = OverlapSettings()
+
+
+class GenerationSettings(SamplingSettings):
+    """How images are sampled."""
+
+    sampler: Literal["ddim", "pndm", "dpm-solver++"] = "ddim"
+    steps: int = Field(
+        100,
+        ge=1,
+        description="network calls from T to 0 if nothing were skipped; T // steps apart: a rest makes more of them",
+    )
+    retrieval: Literal["query", "class", "none"] = Field(
+        "query",
+        description="how the start of the late steps is found: by a query of step k (the paper), or an entry of a "
+        "public class that looks like the wanted one (no early steps; without a probe: query); none: from noise",
+    )
+    guidance: float = Field(
+        1.0, ge=0, description="classifier-free guidance scale, 1 is off; train with label_dropout > 0"
+    )
+    start: int | None = Field(
+        None,
+        ge=1,
+        description="timestep, retrieval.v to private.start, at which images begin; None: where training did",
+    )
+    epsilon_scale: float = Field(
+        1.0, gt=0, description="the noise that is predicted is divided by this; more than 1: more varied, less clean"
+    )
+
+
+class RapidSettings(MethodSettings):
+    """All settings of a RAPID bundle.
+
+    The public sections describe the public stage and are fixed in a public bundle; `private` describes the private
+    stage, `generation` how a bundle is sampled if nothing else is asked for.
+    """
+
+    public_sections: ClassVar[tuple[str, ...]] = (
+        "image",
+        "split",
+        "augmentations",
+        "schedule",
+        "autoencoder",
+        "denoiser",
+        "retrieval",
+        "encoder",
+        "knowledge_base",
+        "probe",
+    )
+
+    method: Literal["rapid"] = "rapid"
+    preset: str = "letters-mnist"
+    image: ImageSettings = ImageSettings()
+    split: SplitSettings = SplitSettings()
+    augmentations: AugmentationSettings = AugmentationSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    autoencoder: AutoencoderSettings = AutoencoderSettings()
+    denoiser: DenoiserSettings = DenoiserSettings()
+    retrieval: RetrievalSettings = RetrievalSettings()
+    encoder: EncoderSettings = EncoderSettings()
+    knowledge_base: KnowledgeBaseSettings = KnowledgeBaseSettings()
+    probe: ProbeSettings = ProbeSettings()
+    private: PrivateSettings = PrivateSettings()
+    generation: GenerationSettings = GenerationSettings()
+
+    @model_validator(mode="after")
+    def _timesteps(self) -> Self:
+        T = self.schedule.timesteps
+        if self.retrieval.k > T:
+            raise ValueError(f"retrieval.k must lie in 1..{T} (schedule.timesteps), not {self.retrieval.k}")
+        if self.private.start is not None and not self.retrieval.v <= self.private.start <= T:
+            raise ValueError(
+                f"private.start must lie in retrieval.v..schedule.timesteps ({self.retrieval.v}..{T}), "
+                f"not {self.private.start}"
+            )
+        begin = self.generation.start
+        if begin is not None and not self.retrieval.v <= begin <= self.late_start:
+            raise ValueError(
+                f"generation.start must lie in {self.retrieval.v}..{self.late_start} (retrieval.v to where the late "
+                f"steps begin), not {begin}"
+            )
+        if self.generation.steps > T:
+            raise ValueError(f"generation.steps must be at most {T} (schedule.timesteps), not {self.generation.steps}")
+        if self.image.size % self.autoencoder.reduction:
+            raise ValueError(
+                f"image.size must be divisible by {self.autoencoder.reduction}, the autoencoder's reduction"
+            )
+        factor = 2 ** (len(self.denoiser.multipliers) - 1)
+        if self.latent_size % factor:
+            raise ValueError(
+                f"denoiser.multipliers halve the latent side {self.latent_size} {len(self.denoiser.multipliers) - 1} "
+                f"times: it must be divisible by {factor}"
+            )
+        return self
+
+    def for_private_run(self, overrides: Sequence[str]) -> Self:
+        """The objective `ldm` trains every timestep, so retrieval need not skip any when sampling."""
+        if self.private.objective != "ldm" or any(o.startswith("generation.retrieval=") for o in overrides):
+            return self
+        tree = self.model_dump(mode="json")
+        tree["generation"]["retrieval"] = "none"
+        return type(self).model_validate(tree)
+
+    @property
+    def late_start(self) -> int:
+        """The timestep at which the late steps begin: v, unless `private.start` says otherwise."""
+        return self.private.start or self.retrieval.v
+
+    @property
+    def latent_size(self) -> int:
+        """Height and width of a latent."""
+        return self.image.size // self.autoencoder.reduction
+
+    @property
+    def latent_channels(self) -> int:
+        """Channels of a latent."""
+        return self.image.channels if self.autoencoder.kind == "none" else self.autoencoder.latent_channels
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of a latent."""
+        return (self.latent_channels, self.latent_size, self.latent_size)

@@ -1,0 +1,141 @@
+"""From a request to images: the one path that the command line and the evaluation take through a generator."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid.errors import InputError
+from rapid.sampling.acceptance import AcceptanceRate, Accepted
+from rapid.sampling.generator import Generator, Trajectories
+from rapid.sampling.request import Request
+from rapid.sampling.streams import MAX_SEED
+
+MAX_DIGITS = 9
+"""Longer numbers name no class; int() refuses text of thousands of digits."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Generated images.
+
+    Attributes:
+        images: uint8, (N, H, W) grey or (N, H, W, 3) RGB.
+        labels: int64 (N,), indices into the model's classes; None from an unconditional model.
+        seed: the seed that makes the same images again.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64] | None
+    seed: int
+
+
+def generate(
+    generator: Generator,
+    count: int,
+    labels: Sequence[int] | None = None,
+    seed: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Samples:
+    """Make `count` images, `generator.batch_size` candidates at a time.
+
+    An image depends on the seed, its place and the classes of the request, not on the batch size, except for rounding.
+
+    Args:
+        generator: the model.
+        count: at least 1.
+        labels: `count` class indices; None takes all classes in turn.
+        seed: 0..2^63 - 1; None draws one.
+        progress: called with (images done, count) after each batch.
+
+    Raises:
+        InputError: an argument is out of range; see `make_request`.
+    """
+    request = make_request(generator, count, labels, seed)
+    trajectories = generator.trajectories()
+    images = np.zeros((count, *generator.image_shape), np.uint8)
+    while request.missing:
+        for accepted in _make_batch(generator, trajectories, request):
+            images[accepted.place] = accepted.image
+        if progress is not None:
+            progress(count - request.missing, count)
+    return Samples(images, request.labels, request.seed)
+
+
+def make_request(
+    generator: Generator,
+    count: int,
+    labels: Sequence[int] | None = None,
+    seed: int | None = None,
+    steps: int | None = None,
+    rate: AcceptanceRate | None = None,
+) -> Request:
+    """Check the arguments of a request, and make it.
+
+    Args:
+        generator: the model.
+        count: at least 1.
+        labels: `count` class indices; None takes all classes in turn.
+        seed: 0..2^63 - 1; None draws one.
+        steps: sampling steps, 1..generator.max_steps; None takes the generator's.
+        rate: acceptance rate of the model, if it is kept over several requests.
+
+    Raises:
+        InputError: an argument is out of range; the field is "count", "labels", "seed" or "steps".
+    """
+    if count < 1:
+        raise InputError("count", "must be at least 1", count)
+    if labels is not None and not generator.classes:
+        raise InputError("labels", "the model has no classes; leave it out")
+    if labels is not None and len(labels) != count:
+        raise InputError("labels", f"{len(labels)} given for {count} images; give one for each")
+    if steps is not None and not 1 <= steps <= generator.max_steps:
+        raise InputError("steps", f"must lie in 1..{generator.max_steps}", steps)
+    seed = secrets.randbits(53) if seed is None else seed
+    if not 0 <= seed <= MAX_SEED:
+        raise InputError("seed", f"must lie in 0..{MAX_SEED}", seed)
+    chosen = None
+    if generator.classes:
+        chosen = np.asarray(np.arange(count) % len(generator.classes) if labels is None else labels, np.int64)
+        if not 0 <= chosen.min() <= chosen.max() < len(generator.classes):
+            raise InputError("labels", f"class indices must lie in 0..{len(generator.classes) - 1}")
+    return Request(count, chosen, seed, generator.attempts, steps or generator.steps, rate)
+
+
+def resolve_labels(classes: Sequence[str], labels: Sequence[int | str]) -> list[int]:
+    """Class indices of class names or indices; text is a name first and a number second.
+
+    Raises:
+        InputError: a label that the model does not know; the field is "labels".
+    """
+    names = {name: number for number, name in enumerate(classes)}
+    resolved = []
+    for label in labels:
+        text = str(label)
+        if text in names and not isinstance(label, int):
+            resolved.append(names[text])
+        elif text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and int(text) < len(classes):
+            resolved.append(int(text))
+        else:
+            known = f"the model knows {', '.join(classes)}" if classes else "the model has no classes"
+            raise InputError("labels", f"unknown; {known}", text)
+    return resolved
+
+
+def _make_batch(generator: Generator, trajectories: Trajectories, request: Request) -> list[Accepted]:
+    """Draw one batch of candidates, make them, and return the places that they fill."""
+    numbers, labels = request.draw(generator.batch_size)
+    rows = trajectories.begin(request.seed, numbers, labels, request.steps)
+    number_of = dict(zip(rows.tolist(), numbers.tolist(), strict=True))
+    accepted: list[Accepted] = []
+    while number_of:
+        finished = trajectories.advance(np.fromiter(number_of, np.int64))
+        if len(finished.rows):
+            done = np.array([number_of.pop(row) for row in finished.rows.tolist()])
+            made = generator.decode(finished.latents)
+            accepted += request.offer(done, made, generator.label(made))
+    return accepted

@@ -1,0 +1,210 @@
+"""The private stage: a public bundle (or none) and private images in, a private bundle with its statement out."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rapid.bundle import Bundle, BundleConfig, Component, is_finished, write_bundle
+from rapid.bundle.card import private_card
+from rapid.config.sections import MethodSettings
+from rapid.data import ImageSet, fit_images, load_images
+from rapid.dp.access import PrivateAccess, PublicFacts
+from rapid.dp.budget import Budget, calibrate
+from rapid.dp.ledger import Ledger, Limit, default_path
+from rapid.dp.ranks import Ranks
+from rapid.dp.releases import default_delta
+from rapid.dp.spending import Charge
+from rapid.dp.statement import privacy_statement
+from rapid.errors import InputError
+from rapid.methods import find_method
+from rapid.methods.base import Method
+from rapid.training import RunFolder
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What was read and checked before anything is written."""
+
+    method: Method[Any]
+    settings: MethodSettings
+    base: Bundle | None
+    images: ImageSet
+    facts: PublicFacts
+    account: str
+    """The data set's account in the ledger; empty on all ranks but the first."""
+    budget: Budget
+    asked: Json
+    """What was asked for: public facts, ready for JSON."""
+
+
+def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
+    base: Path | None,
+    private: Path,
+    out: Path,
+    settings: MethodSettings,
+    *,
+    epsilon: float,
+    delta: float | None,
+    device: torch.device,
+    resume: bool,
+    ranks: Ranks | None = None,
+    ledger: Path | None = None,
+) -> Bundle | None:
+    """Run the private stage of a method: the result is (epsilon, delta)-DP with respect to the private images.
+
+    Args:
+        base: public bundle; None for a method without a public stage.
+        private: private image set; its labels become the classes of the model.
+        out: new folder, or with `resume` one that an earlier run with the same arguments began.
+        settings: those of `base` with the private and generation sections wanted.
+        epsilon: budget, > 0.
+        delta: in (0, 1), default 1 / (N ln N).
+        device: where to train.
+        resume: continue with what `out` holds.
+        ranks: the processes that share the work; all get the same arguments, and the first one writes `out`.
+        ledger: file in which the run is charged before its first step; default: `ledger.default_path`.
+
+    Returns:
+        The finished private bundle; None on all ranks but the first.
+
+    Raises:
+        InputError: bad images or arguments, or an `out` that holds something else.
+        PrivacyRefused: private images are among the public ones of `base`, or their limit would be exceeded.
+        LostRank: another rank is gone.
+        Stopped: a stop was requested; the state is saved, and the steps that were begun are charged.
+    """
+    ranks = ranks or Ranks()
+    ranks.agree("--device", device.type.encode())
+    book = Ledger(ledger or default_path()) if ranks.first else None
+    mine = ranks.all_or_none(lambda: _prepare(base, private, out, settings, epsilon, delta, device, book))
+    # the first rank's, because another kind of CPU may solve for another last digit
+    budget = ranks.broadcast(mine.budget)
+    record = mine.asked | {"budget": budget.model_dump(mode="json")}
+    ranks.agree("the settings or --base", json.dumps(record, sort_keys=True).encode())
+    ranks.agree("--private", mine.images.fingerprint().encode())
+    with ExitStack() as stack:
+
+        def enter() -> RunFolder:
+            entered = RunFolder.enter(out, "train-private", record, resume=resume)
+            return stack.enter_context(entered) if ranks.first else RunFolder(out)
+
+        run_folder = ranks.all_or_none(enter)
+        if not ranks.broadcast(is_finished(out)):
+            _run(run_folder, mine, budget, device, ranks, book)
+        if not ranks.first:
+            return None
+        run_folder.leave()
+        return Bundle.open(out, "out", "private")
+
+
+def _run(
+    run_folder: RunFolder, run: _Prepared, budget: Budget, device: torch.device, ranks: Ranks, book: Ledger | None
+) -> None:
+    """Charge the budget, let the method spend it, and write the bundle; the charge is settled after that."""
+    own = _part(run.images, ranks)
+    access = PrivateAccess(own, run.facts, budget, run_folder, device=device, ranks=ranks)
+    charge = None
+    if book is not None:
+        charge = Charge(book, run.account, run_folder.run_name(), Limit(budget.epsilon, budget.delta))
+    with ExitStack() as stack:
+        ranks.all_or_none(lambda: stack.enter_context(access.charged(charge)))
+        components = run.method.train_private(access, run.base, run.settings)
+        if ranks.first:
+            _write(run_folder.out, run, budget, components)
+
+
+def _prepare(
+    base: Path | None,
+    private: Path,
+    out: Path,
+    settings: MethodSettings,
+    epsilon: float,
+    delta: float | None,
+    device: torch.device,
+    ledger: Ledger | None,
+) -> _Prepared:
+    """Read and check everything before anything is written."""
+    method = find_method(settings.method)
+    if settings.private.noise_source == "device" and device.type == "cpu":
+        raise InputError("private.noise_source", "is for --device cuda; use chacha20 on a CPU", "device")
+    if method.has_public_stage and base is None:
+        raise InputError("base", f"{method.name} needs a public bundle; make one with rapid build-kb")
+    if not method.has_public_stage and base is not None:
+        raise InputError("base", f"{method.name} has no public stage; leave it out", base)
+    public = None if base is None else Bundle.open(base, "base", "public")
+    if public is not None and public.config.method != method.name:
+        raise InputError("base", f"was made for {public.config.method}, not for {method.name}", base)
+    loaded = load_images(private, "private")
+    # as they are on disk, so that it is the same at every size
+    account = ledger.account(loaded.images) if ledger else ""
+    images = fit_images(loaded, settings.image, "private")
+    facts = PublicFacts.of(images)
+    spent_at = default_delta(len(images)) if delta is None else delta
+    # public numbers only: nothing that depends on the pixels or on how many images a class has
+    asked = {
+        "settings": settings.model_dump(mode="json"),
+        "epsilon": epsilon,
+        "delta": spent_at,
+        "dataset_size": len(images),
+        "base": None if public is None else public.config.components,
+        "classes": list(images.classes),
+    }
+    specs = method.releases(settings, facts, public)
+    budget = _earlier_budget(out, asked)
+    if budget is None:
+        budget = calibrate(specs, epsilon=epsilon, delta=spent_at, group_size=settings.private.group_size)
+        # now, because it may not be computable, and steps must not be spent for a statement that cannot be made
+        _ = budget.spent_group
+        if ledger is not None and budget.delta > 1 / len(images):
+            warnings.warn(
+                f"--delta {budget.delta:g} is more than 1/N = {1 / len(images):.1e}: publishing a random image would "
+                "satisfy it",
+                stacklevel=2,
+            )
+    return _Prepared(method, settings, public, images, facts, account, budget, asked)
+
+
+def _earlier_budget(out: Path, asked: Json) -> Budget | None:
+    """That of an earlier run in the same folder, if the same was asked for."""
+    earlier = RunFolder(out).earlier()
+    written = json.loads(json.dumps(asked))
+    if earlier is None or any(earlier.get(name) != value for name, value in written.items()):
+        return None
+    return Budget.from_record(earlier.get("budget", {}), asked["epsilon"])
+
+
+def _part(images: ImageSet, ranks: Ranks) -> ImageSet:
+    """The images of this rank; the others never reach its network."""
+    own = np.asarray(ranks.part(len(images)), dtype=np.int64)
+    labels = None if images.labels is None else images.labels[own]
+    return replace(images, images=images.images[own], labels=labels)
+
+
+def _write(out: Path, run: _Prepared, budget: Budget, components: Mapping[str, Component]) -> None:
+    """Write the components, the statement and the card, and last `config.json`."""
+    found = run.method.describe_private(run.settings, run.base, budget)
+    statement = privacy_statement(
+        budget, method=run.method.name, noise_source=run.settings.private.noise_source, unit=run.facts.unit
+    )
+    statement["notes"] = list(run.method.privacy_notes(budget))
+    config = BundleConfig(
+        kind="private",
+        method=run.method.name,
+        settings=run.settings.model_dump(mode="json"),
+        image=run.settings.image,
+        classes=run.facts.classes,
+        public=None if run.base is None else run.base.config.public,
+        facts=found.facts,
+    )
+    write_bundle(out, config, components, card=private_card(config, statement, found.about), privacy=statement)

@@ -1,0 +1,84 @@
+"""The public stage: public images in, a public bundle out. Nothing of it knows that there will be private images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rapid.bundle import Bundle, BundleConfig, PublicData, is_finished, write_bundle
+from rapid.bundle.builder import BundleBuilder, open_reused
+from rapid.bundle.card import public_card
+from rapid.config.sections import MethodSettings
+from rapid.data import fit_images, join, load_images
+from rapid.errors import InputError
+from rapid.methods import find_method
+from rapid.methods.base import PublicImages
+from rapid.training import RunFolder
+
+
+def build_public_bundle(
+    paths: Sequence[Path],
+    out: Path,
+    settings: MethodSettings,
+    device: torch.device,
+    *,
+    resume: bool,
+    networks: Path | None = None,
+) -> Bundle:
+    """Run the public stage of a method and write the bundle `out`.
+
+    Args:
+        paths: public image sets; several are joined and their classes kept apart.
+        out: new folder, or with `resume` one that an earlier run with the same images and settings began.
+        settings: the public sections are used; the others are recorded as the bundle's defaults.
+        device: where to train.
+        resume: continue with what `out` holds.
+        networks: a finished bundle of the same images; components with the same recipe are taken from it.
+
+    Raises:
+        InputError: bad images, an `out` that holds something else, `networks` of other images, or a method without a
+            public stage.
+        Stopped: a stop was requested; what was done is saved.
+    """
+    method = find_method(settings.method)
+    if not method.has_public_stage:
+        raise InputError("preset", f"is of the method {method.name}, which has no public stage", settings.preset)
+    sets = [fit_images(load_images(path, "public"), settings.image, "public") for path in paths]
+    images = join(sets, "public")
+    sources = np.repeat(np.arange(len(sets)), [len(part) for part in sets])
+    # random views are drawn from each set alike, so the division into sets matters
+    fingerprint = f"{images.fingerprint()}-{len(sets)}"
+    reuse = None if networks is None else open_reused(networks, fingerprint)
+    # how private training and sampling go is not decided here
+    used = settings.model_dump(mode="json", include={"method", *settings.public_sections})
+    manifest = {
+        "settings": used,
+        "public": {"sources": [path.name for path in paths], "classes": images.classes, "images": fingerprint},
+    }
+    with RunFolder.enter(out, "build-kb", manifest, resume=resume) as run_folder:
+        if is_finished(out):
+            return Bundle.open(out, "out", "public")
+        builder = BundleBuilder(run_folder, fingerprint, device, reuse)
+        found = method.train_public(builder, PublicImages(images, sources), settings)
+        config = BundleConfig(
+            kind="public",
+            method=method.name,
+            settings=settings.model_dump(mode="json"),
+            image=settings.image,
+            classes=images.classes,
+            public=PublicData(
+                sources=tuple(path.name for path in paths),
+                classes=images.classes,
+                pre_training=found.pre_training,
+                reference=found.reference,
+                fingerprint=fingerprint,
+            ),
+            recipes=builder.recipes,
+            facts=found.facts,
+        )
+        bundle = write_bundle(out, config, builder.components, card=public_card(config, found.about))
+        run_folder.leave()
+        return bundle

@@ -1,0 +1,48 @@
+"""What a private training needs besides its losses: the trained parameters, their optimiser and its learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from rapid.config.sections import DpSgdSettings
+from rapid.errors import InputError
+from rapid.training.loop import warmup_cosine
+
+MOMENTUM = 0.9
+LONGEST_WARMUP = 10
+FINAL_SHARE = 0.1
+"""Of the highest learning rate, in the last step: small steps at the end average the noise."""
+
+
+def select_trainable(network: nn.Module, patterns: Sequence[str]) -> None:
+    """Let the parameters whose names match a pattern (as in file names: `*attentions*`) be trained, and no others.
+
+    Raises:
+        InputError: a pattern that matches nothing.
+    """
+    names = [name for name, _ in network.named_parameters()]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            problem = f"no parameter matches '{pattern}'; names are like '{names[0]}'"
+            raise InputError("private.trainable", problem)
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def build_optimizer(network: nn.Module, settings: DpSgdSettings) -> torch.optim.Optimizer:
+    """The optimiser of the parameters that require gradients."""
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    if settings.optimizer == "momentum":
+        return torch.optim.SGD(parameters, lr=settings.learning_rate, momentum=MOMENTUM)
+    return torch.optim.Adam(parameters, lr=settings.learning_rate)
+
+
+def noisy_schedule(optimizer: torch.optim.Optimizer, steps: int) -> LambdaLR:
+    """The learning rate of noisy gradients: a short linear rise, then half a cosine to a tenth."""
+    warmup = max(1, min(LONGEST_WARMUP, steps // 10))
+    return warmup_cosine(optimizer, steps, warmup_steps=warmup, final_share=FINAL_SHARE)

@@ -1,0 +1,49 @@
+"""Training of a public network by a plain loss: Adam, warm-up and cosine, weight average, resumable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from rapid.config.sections import Training
+from rapid.training.checkpoint import Checkpoint
+from rapid.training.loop import Trainer, warmup_cosine
+
+SHOWN_EVERY = 10
+Loss = Callable[[torch.Generator], Tensor]
+"""Draws a batch with the given generator and returns its loss, a scalar."""
+
+
+def train(title: str, network: nn.Module, loss: Loss, settings: Training, checkpoint: Checkpoint) -> None:
+    """Train `network` in place and leave the averaged weights in it, in evaluation mode.
+
+    The generator of step n is seeded by n, so a resumed run draws what an uninterrupted one would have drawn.
+
+    Args:
+        title: shown with the progress.
+        network: its parameters that require gradients are trained.
+        loss: see `Loss`; draws on the CPU generator that it gets.
+        settings: steps, learning rate, warm-up, average.
+        checkpoint: training continues from its state if there is one.
+
+    Raises:
+        Stopped: a stop was requested; the state is saved.
+    """
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(parameters, lr=settings.learning_rate)
+    warmup_steps = min(settings.warmup_steps, settings.steps // 2)
+    scheduler = warmup_cosine(optimizer, settings.steps, warmup_steps=warmup_steps)
+    trainer = Trainer(network, optimizer, scheduler, ema_decay=settings.ema_decay)
+    if (saved := checkpoint.load()) is not None:
+        trainer.load_state_dict(saved)
+
+    def backward(step: int) -> str | None:
+        value = loss(torch.Generator().manual_seed(step))
+        value.backward()
+        return f"loss {value.item():.4f}" if (step + 1) % SHOWN_EVERY == 0 else None
+
+    network.train()
+    trainer.run(settings.steps, backward, title=title, checkpoint=checkpoint)
+    network.eval()

@@ -1,0 +1,31 @@
+"""What a component is made from, as a hash: a finished one is reused only where it would be made again the same.
+
+The function that makes a component gets its recipe instead of the settings of the whole model, so it cannot depend on a
+setting that is not in the hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+from rapid.config.sections import Section
+
+
+class Recipe(Section):
+    """All that a component is made from. Subclasses add the sections of settings that they use.
+
+    Attributes:
+        images: hash of the training images, their labels and their split.
+        made_from: hashes of the components that this one is made with, by name.
+    """
+
+    images: str
+    made_from: Mapping[str, str] = {}
+
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) of the recipe; the class counts, so two kinds of components never share one."""
+        content = {"class": type(self).__name__, **self.model_dump(mode="json")}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
