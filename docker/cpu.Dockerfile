@@ -17,7 +17,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN /opt/tools/bin/pip --python /opt/rapid install --no-deps --index-url "${TORCH_INDEX}" "$(grep '^torch==' constraints.txt)"
 RUN python requirements.py pyproject.toml cpu,serve > requirements.txt \
     && /opt/tools/bin/pip --python /opt/rapid install --constraint constraints.txt --requirement requirements.txt
-COPY README.md ./
+COPY README.md LICENSE ./
 COPY rapid rapid
 COPY index index
 COPY server server

@@ -17,7 +17,7 @@ COPY pyproject.toml constraints.txt docker/constraints-gpu.txt docker/requiremen
 RUN python requirements.py pyproject.toml gpu,serve > requirements.txt \
     && /opt/tools/bin/pip --python /opt/rapid install --constraint constraints.txt --constraint constraints-gpu.txt \
     --requirement requirements.txt
-COPY README.md ./
+COPY README.md LICENSE ./
 COPY rapid rapid
 COPY index index
 COPY server server

@@ -1,3 +1,3 @@
-"""rapid: synthetic images with a differential privacy guarantee, by retrieval-augmented diffusion."""
+"""rapid: synthetic images with a differential privacy guarantee."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

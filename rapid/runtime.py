@@ -6,9 +6,6 @@ import ctypes
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
@@ -37,20 +34,6 @@ def keep_freed_memory() -> None:
         mallopt(_M_TOP_PAD, 1 << 30)
         # one arena: threads reuse each other's freed blocks
         mallopt(_M_ARENA_MAX, 1)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ignore SIGINT (Ctrl-C) and SIGTERM within the block. For short work only, such as saving a checkpoint."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    earlier = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
 
 
 def process_rank() -> int:

@@ -18,9 +18,9 @@ from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClippi
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from rapid.config.presets import load_settings
-from rapid.config.sections import Settings
-from rapid.dp import Plan, PrivateMechanism
+from rapid.dp import DpSgdSpec, PrivateMechanism, Release
+from rapid.methods import load_settings
+from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser
 from rapid.runtime import choose_device, keep_freed_memory
 
@@ -54,7 +54,7 @@ class Case:
     eps: Tensor
 
     @classmethod
-    def make(cls, settings: Settings, batch: int, device: torch.device) -> Case:
+    def make(cls, settings: RapidSettings, batch: int, device: torch.device) -> Case:
         """Random weights and inputs, the same for every engine."""
         torch.manual_seed(0)
         denoiser = Denoiser.build(settings, CLASSES).to(device)
@@ -97,20 +97,19 @@ def plain(case: Case) -> Engine:
 def rapid(case: Case, *, noise: bool, autocast: bool = False) -> Engine:
     """Ours."""
     batch = len(case.x)
-    plan = Plan(
-        dataset_size=batch, expected_batch=batch, steps=10**6, clip_norm=CLIP_NORM, noise_multiplier=1.0, delta=1e-5
-    )
+    spec = DpSgdSpec(name="bench", dataset_size=batch, expected_batch=batch, steps=10**6, clip_norm=CLIP_NORM)
+    release = Release(spec=spec, noise_multiplier=1.0)
     network, indices = case.denoiser, torch.arange(batch)
     mechanism = PrivateMechanism(
-        plan, network, lambda i: case.losses(network, i), physical_batch=batch, autocast=autocast
+        release, network, lambda i: case.losses(network, i), physical_batch=batch, autocast=autocast
     )
     adam = torch.optim.Adam(mechanism.parameters, lr=1e-6)
     sizes = [p.numel() for p in mechanism.parameters]
 
     def flat() -> Tensor:
-        total = mechanism.clipped_sum(indices)
+        total = mechanism._clipped_sum(indices)
         if noise:
-            mechanism.add_noise(total)
+            mechanism._add_noise(total)
         return total.div_(batch)
 
     def split(total: Tensor) -> list[Tensor]:
@@ -118,7 +117,7 @@ def rapid(case: Case, *, noise: bool, autocast: bool = False) -> Engine:
 
     return Engine(
         lambda: _apply(adam, mechanism.parameters, split(flat())),
-        lambda: split(mechanism.clipped_sum(indices).div_(batch)),
+        lambda: split(mechanism._clipped_sum(indices).div_(batch)),
     )
 
 

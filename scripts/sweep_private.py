@@ -20,17 +20,19 @@ import yaml
 from charts import chart
 from commands import run_rapid
 
-from rapid.bundle.format import Bundle
-from rapid.config.presets import load_settings
-from rapid.config.sections import PUBLIC_SECTIONS, ImageSettings
+from rapid.bundle import Bundle
+from rapid.config.sections import ImageSettings
 from rapid.data import ImageSet, fit_images, load_images
 from rapid.evaluate.features import FeatureSpace, train_feature_space
 from rapid.evaluate.fidelity import NEIGHBOURS, frechet_distance, neighbourhoods
 from rapid.evaluate.utility import measure_utility
 from rapid.files import replacing, write_json
+from rapid.methods import load_settings
+from rapid.methods.rapid.settings import RapidSettings
 from rapid.runtime import choose_device, keep_freed_memory
 
 Json = dict[str, Any]
+PUBLIC = RapidSettings.public_sections
 
 MEASURES = (
     ("", "accuracy", 100, "small CNN on real test images, %"),
@@ -70,7 +72,7 @@ class Sweep:
         self.public = [word for name in study["public"] for word in ("--public", data / f"{name}.npz")]
         self.private, self.test = self._split()
         self._common = load_settings(study["preset"], study["common"]).model_dump(mode="json")
-        self._probes: tuple[ImageSet, FeatureSpace] | None = None
+        self._real: tuple[ImageSet, FeatureSpace] | None = None
 
     def point(self, settings: Sequence[str]) -> Point:
         """What settings change: those that are as in common need not be made again."""
@@ -92,8 +94,8 @@ class Sweep:
     def bundle(self, point: Point) -> Path:
         """The public bundle of a point: with the networks of the common one, where they are the same."""
         common = self.out / "public-base"
-        target = self.out / f"public-{point.name(*PUBLIC_SECTIONS)}"
-        chosen = _words(self.study["common"], *PUBLIC_SECTIONS) + _set(point.part(*PUBLIC_SECTIONS))
+        target = self.out / f"public-{point.name(*PUBLIC)}"
+        chosen = _words(self.study["common"], *PUBLIC) + _set(point.part(*PUBLIC))
         given = () if target == common else ("--networks", self.bundle(Point(())))
         plain = ("build-kb", *self.public, "--preset", self.study["preset"], *chosen, "--out", target)
         self.run(target / "config.json", *plain, *given, *_resume(target))
@@ -102,7 +104,7 @@ class Sweep:
     def model(self, point: Point) -> Path:
         """The private bundle of a point."""
         base = self.bundle(point)
-        target = self.out / f"private-{point.name(*PUBLIC_SECTIONS, 'private')}-{point.again}"
+        target = self.out / f"private-{point.name(*PUBLIC, 'private')}-{point.again}"
         chosen = _words(self.study["common"], "private") + _set(point.part("private"))
         given = ("--base", base, "--private", self.private, "--epsilon", self.study["epsilon"])
         # the preset's start of sampling may lie beyond where this point begins; measure() gives its own
@@ -112,8 +114,8 @@ class Sweep:
         return target
 
     def measure(self, point: Point) -> Json:
-        """Make and probe the images of a point."""
-        file = self.out / f"point-{point.name(*PUBLIC_SECTIONS, 'private', 'generation')}-{point.again}.json"
+        """Make the images of a point, and compare them with real ones."""
+        file = self.out / f"point-{point.name(*PUBLIC, 'private', 'generation')}-{point.again}.json"
         if not file.exists():
             model, count = self.model(point), self.study["images"]
             images = file.with_suffix(".npz")
@@ -121,20 +123,20 @@ class Sweep:
             chosen = _set((start,)) + _words(self.study["common"], "generation") + _set(point.part("generation"))
             plain = ("generate", "--model", model, "--count", count, "--seed", 0, *chosen, "--out", images)
             self.run(images, *plain)
-            retrieval = Bundle.open(self.bundle(point), "--base").config.retrieval
-            write_json(file, self.probe(images) | {"retrieval": None if retrieval is None else retrieval.model_dump()})
+            facts = Bundle.open(self.bundle(point), "base").config.facts
+            write_json(file, self.compare(images) | {"retrieval": facts.get("retrieval")})
         content: Json = json.loads(file.read_text(encoding="utf-8"))
         return {"settings": [], "again": point.again} | content
 
-    def probe(self, images: Path) -> Json:
+    def compare(self, images: Path) -> Json:
         """Accuracy after training on images, and how near they are to the real ones."""
         device = choose_device("auto")
-        if self._probes is None:
+        if self._real is None:
             form = ImageSettings.model_validate(self._common["image"])
-            test = fit_images(load_images(self.test, "--test"), form, "--test")
-            self._probes = test, train_feature_space([], test, device)
-        test, space = self._probes
-        made = load_images(images, "--synthetic")
+            test = fit_images(load_images(self.test, "test"), form, "test")
+            self._real = test, train_feature_space([], test, device)
+        test, space = self._real
+        made = load_images(images, "synthetic")
         utility = measure_utility(made, test, device, images.stem, ["small"])
         real, own = space.extract(test.images, "features, test"), space.extract(made.images, "features, synthetic")
         near = neighbourhoods(real, own, NEIGHBOURS, device, lambda _: None)
@@ -147,7 +149,7 @@ class Sweep:
             return self.data / f"{self.study['private']}.npz", self.data / f"{self.study['test']}.npz"
         parts = self.out / "private.npz", self.out / "test.npz"
         if not all(part.exists() for part in parts):
-            images = load_images(self.data / f"{self.study['private']}.npz", "--data")
+            images = load_images(self.data / f"{self.study['private']}.npz", "data")
             assert images.labels is not None
             order = np.random.default_rng(0).permutation(len(images))
             held_out = self.study["held_out"]

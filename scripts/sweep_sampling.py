@@ -11,13 +11,14 @@ from typing import Any, get_args
 import torch
 from charts import chart
 
-from rapid.bundle.format import Bundle
+from rapid.bundle import Bundle
 from rapid.data import ImageSet, fit_images, load_images
 from rapid.diffusion.solvers import SamplerName
 from rapid.evaluate.utility import measure_utility
 from rapid.files import replacing, write_json
-from rapid.methods.rapid.generator import Generator
+from rapid.methods import generator_of
 from rapid.runtime import choose_device, keep_freed_memory
+from rapid.sampling.generate import generate
 
 STEPS = (10, 20, 40, 80, 200)
 
@@ -25,11 +26,10 @@ STEPS = (10, 20, 40, 80, 200)
 def measure(bundle: Bundle, test: ImageSet, sampler: str, steps: int, options: argparse.Namespace) -> dict[str, Any]:
     """Accuracy of the small CNN after `count` images of one sampler."""
     device = choose_device(options.device)
-    settings = bundle.settings.generation.model_copy(update={"sampler": sampler, "steps": steps})
-    generator = Generator(bundle, device, settings)
-    calls = generator.route().calls
+    generator = generator_of(bundle, device, [f"generation.sampler={sampler}", f"generation.steps={steps}"])
+    calls = generator.calls()
     begin = time.perf_counter()
-    samples = generator.generate(options.count, seed=options.seed)
+    samples = generate(generator, options.count, seed=options.seed)
     seconds = time.perf_counter() - begin
     images = ImageSet(samples.images, samples.labels, generator.classes, sampler)
     accuracy = measure_utility(images, test, device, f"{sampler}, {calls} calls", ["small"])["networks"]["small"][
@@ -59,8 +59,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     keep_freed_memory()
-    bundle = Bundle.open(options.model, "--model")
-    test = fit_images(load_images(options.test, "--test"), bundle.settings.image, "--test")
+    bundle = Bundle.open(options.model, "model")
+    test = fit_images(load_images(options.test, "test"), bundle.config.image, "test")
     file = options.out / "sampling.json"
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"points": []}
     found |= {"model": options.model.name, "images": options.count, "seed": options.seed}

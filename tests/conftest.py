@@ -12,8 +12,8 @@ import torch
 from tests_support import TINY
 
 from rapid.bundle import Bundle
-from rapid.config.presets import load_settings
 from rapid.data import load_images, sample_path
+from rapid.methods import load_settings
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.stages.private import train_private_bundle
 from rapid.stages.public import build_public_bundle

@@ -70,7 +70,7 @@ def numbers(client: httpx.Client) -> dict[tuple[str, ...], float]:
 
 
 class Fails:
-    """A real generator whose decoding fails while it is told to; it notes how many images it decodes at a time."""
+    """A real generator whose `decode` raises while `failing` is set; it records the size of each decoded batch."""
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator

@@ -6,10 +6,10 @@ import argparse
 import json
 from dataclasses import asdict
 
-from rapid.config.presets import load_settings
 from rapid.diffusion import Schedule
 from rapid.dp.audit import audit as run_audit
 from rapid.errors import InputError, PrivacyRefused
+from rapid.methods import load_settings
 from rapid.methods.rapid.settings import RapidSettings
 
 

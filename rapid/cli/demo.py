@@ -12,9 +12,9 @@ from PIL import Image
 
 from rapid.bundle import Bundle
 from rapid.bundle.card import privacy_in_words
-from rapid.config.presets import load_settings
 from rapid.data import sample_path
 from rapid.files import replacing
+from rapid.methods import load_settings
 from rapid.methods.rapid.generator import RapidGenerator
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.pictures import Pixels, table

@@ -9,14 +9,14 @@ from pathlib import Path
 from rapid.bundle import Bundle
 from rapid.bundle.card import privacy_in_words
 from rapid.cli.tables import plan_table
-from rapid.config.presets import apply_overrides, load_settings, private_settings
-from rapid.config.sections import MethodSettings
+from rapid.config.presets import private_settings
+from rapid.config.sections import DpSgdSettings, MethodSettings
 from rapid.data import ImageSet, load_images
 from rapid.dp import PublicFacts, Ranks, default_delta
 from rapid.dp.proposal import EXPLANATION, choices, propose
 from rapid.dp.releases import DpSgdSpec, QuerySpec
 from rapid.errors import InputError
-from rapid.methods import find_method
+from rapid.methods import apply_overrides, find_method, load_settings
 from rapid.progress import Progress
 from rapid.runtime import choose_device
 from rapid.stages.private import train_private_bundle
@@ -49,6 +49,9 @@ def plan(options: argparse.Namespace) -> None:
     method = find_method(settings.method)
     images = None if options.private is None else load_images(options.private, "private")
     facts = _facts(options.size, images)
+    numbers_of = settings.private
+    if not isinstance(numbers_of, DpSgdSettings):
+        raise InputError("base" if base else "preset", f"{method.name} has no batches and steps to compare")
     for field, numbers in (("batch", options.batch), ("steps", options.steps)):
         if any(number < 1 for number in numbers):
             raise InputError(field, "must be at least 1", min(numbers))
@@ -60,7 +63,7 @@ def plan(options: argparse.Namespace) -> None:
         chosen = apply_overrides(settings.model_dump(mode="json"), numbers)
         return list(method.releases(chosen, facts, base))
 
-    pairs = choices(settings.private, facts.dataset_size, options.batch, options.steps)
+    pairs = choices(numbers_of, facts.dataset_size, options.batch, options.steps)
     epsilons = options.epsilon or [1.0, 10.0]
     group_size, rows = settings.private.group_size, []
     with Progress("planning", len(pairs) * len(epsilons), "plan") as progress:
@@ -71,8 +74,8 @@ def plan(options: argparse.Namespace) -> None:
     common = {
         "dataset_size": facts.dataset_size,
         "delta": delta,
-        "clip_norm": settings.private.clip_norm,
-        "multiplicity": settings.private.multiplicity,
+        "clip_norm": numbers_of.clip_norm,
+        "multiplicity": numbers_of.multiplicity,
         "group_size": group_size,
         "shares": shares,
         "parameters": parameters,

@@ -30,15 +30,6 @@ def preset_names(folder: Traversable = PRESETS) -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
-def load_settings(preset: str, overrides: Sequence[str] = ()) -> MethodSettings:
-    """Load a preset and apply `section.name=value` overrides. The class is that of the preset's method.
-
-    Raises:
-        InputError: an unknown preset or setting, or an invalid value.
-    """
-    return apply_overrides(preset_tree(preset) | {"preset": preset}, overrides)
-
-
 def private_settings(base: S, preset: str | None, overrides: Sequence[str]) -> S:
     """Settings of a private run: public sections from `base`, the others from `preset` (or `base`) and overrides.
 
@@ -58,7 +49,7 @@ def private_settings(base: S, preset: str | None, overrides: Sequence[str]) -> S
         if method != base.method:
             raise InputError("preset", f"is for the method {method}, the public bundle for {base.method}", preset)
         tree |= {name: other[name] for name in ("private", "generation") if name in other} | {"preset": preset}
-    return _build(type(base), tree, overrides).for_private_run(overrides)
+    return build_settings(type(base), tree, overrides).for_private_run(overrides)
 
 
 def generation_settings(base: S, overrides: Sequence[str]) -> S:
@@ -71,23 +62,29 @@ def generation_settings(base: S, overrides: Sequence[str]) -> S:
         name, _ = _split(override)
         if not name.startswith("generation."):
             raise _refusal(name, "only generation settings can be changed here, such as generation.steps=50")
-    return _build(type(base), base.model_dump(mode="json"), overrides)
+    return build_settings(type(base), base.model_dump(mode="json"), overrides)
 
 
-def apply_overrides(tree: Tree, overrides: Sequence[str]) -> MethodSettings:
-    """Build settings from a tree after `section.name=value` overrides.
+def build_settings(kind: type[S], tree: Tree, overrides: Sequence[str]) -> S:
+    """Build settings of one class from a tree after `section.name=value` overrides.
 
     Args:
-        tree: nested settings; left unchanged. `method` names the settings class, `DEFAULT_METHOD` if it is missing.
+        kind: the class.
+        tree: nested settings; left unchanged.
         overrides: the values are read as YAML: numbers, true, [1, 2].
 
     Raises:
         InputError: a malformed override, an unknown setting, or an invalid value; the field is the setting.
     """
-    # the methods depend on this module
-    from rapid.methods import settings_class
-
-    return _build(settings_class(tree.get("method", DEFAULT_METHOD)), tree, overrides)
+    tree = copy.deepcopy(tree)
+    for override in overrides:
+        _apply(tree, override)
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise _refusal(name, first["msg"].removeprefix("Value error, ")) from None
 
 
 def preset_tree(preset: str, folder: Traversable = PRESETS) -> Tree:
@@ -111,19 +108,6 @@ def preset_tree(preset: str, folder: Traversable = PRESETS) -> Tree:
         name = own.pop("extends", None)
         tree = _merge(own, tree)
     return tree
-
-
-def _build(kind: type[S], tree: Tree, overrides: Sequence[str]) -> S:
-    """Settings of one class; see `apply_overrides`."""
-    tree = copy.deepcopy(tree)
-    for override in overrides:
-        _apply(tree, override)
-    try:
-        return kind.model_validate(tree)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise _refusal(name, first["msg"].removeprefix("Value error, ")) from None
 
 
 def _merge(base: Tree, changes: Tree) -> Tree:

@@ -138,8 +138,18 @@ class OverlapSettings(Section):
     share: float = Field(0.05, ge=0, lt=1, description="of epsilon that it would spend by itself; 0: no check")
 
 
-class DpSgdSettings(Section):
-    """DP-SGD of a method's main network. Only public numbers: nothing here may be derived from private images."""
+class PrivateSettings(Section):
+    """Any private stage. Only public numbers: nothing here may be derived from private images."""
+
+    group_size: int = Field(1, ge=1, description="images of one person, for whom epsilon is told too")
+    noise_source: Literal["chacha20", "device"] = Field(
+        "chacha20", description="chacha20: a stream cipher; device: the GPU's own generator, faster, not cryptographic"
+    )
+    checkpoint_seconds: float = Field(60.0, ge=0, description="how often the training state is saved")
+
+
+class DpSgdSettings(PrivateSettings):
+    """DP-SGD of a method's main network."""
 
     expected_batch: int = Field(1024, ge=1)
     steps: int = Field(500, ge=1)
@@ -151,12 +161,7 @@ class DpSgdSettings(Section):
     multiplicity: int = Field(
         1, ge=1, description="draws of noise and timestep averaged for each image, before clipping"
     )
-    group_size: int = Field(1, ge=1, description="images of one person, for whom epsilon is told too")
-    noise_source: Literal["chacha20", "device"] = Field(
-        "chacha20", description="chacha20: a stream cipher; device: the GPU's own generator, faster, not cryptographic"
-    )
     physical_batch: int = Field(256, ge=1, description="draws in memory at a time: never changes what is released")
-    checkpoint_seconds: float = Field(60.0, ge=0, description="how often the training state is saved")
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="of the network's forward and backward pass; clipped sums and noise are float32"
     )
@@ -181,7 +186,7 @@ class MethodSettings(Section):
     method: str
     preset: str = ""
     image: ImageSettings = ImageSettings()
-    private: DpSgdSettings = DpSgdSettings()
+    private: PrivateSettings = PrivateSettings()
     generation: SamplingSettings = SamplingSettings()
 
     def for_private_run(self, overrides: Sequence[str]) -> Self:

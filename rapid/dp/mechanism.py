@@ -149,6 +149,6 @@ class PrivateMechanism:
             return self._losses(indices)
 
     def _split(self, total: Tensor) -> list[Tensor]:
-        """AugmentedImages of a vector in the shapes of the parameters."""
+        """Views of a vector in the shapes of the parameters."""
         pieces = total.split([p.numel() for p in self.parameters])
         return [piece.view_as(p) for piece, p in zip(pieces, self.parameters, strict=True)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,8 @@ def clipped_rows(rows: Tensor, bound: float) -> Tensor:
         rows: (n, ...), one row an example.
         bound: the sensitivity of their sum.
     """
-    flat = rows.detach().double().flatten(1)
+    # not flatten(1) or -1: rows may be numbers, and there may be none
+    flat = rows.detach().double().reshape(len(rows), math.prod(rows.shape[1:]))
     flat = torch.where(flat.isfinite().all(1, keepdim=True), flat, 0.0)
     norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
     clipped: Tensor = flat * (bound / norms.clamp_min(bound))

@@ -15,6 +15,7 @@ from rapid.data import ImageSet, to_unit_range
 from rapid.errors import InputError
 from rapid.evaluate.networks import Classifier, build
 from rapid.progress import Progress
+from rapid.training import Trainer
 
 EPOCHS = 8
 BATCH = 128
@@ -70,22 +71,31 @@ def train_classifier(
     optimizer = torch.optim.AdamW(network.parameters(), weight_decay=WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, epochs * batches, cycle_momentum=False)
     start, best, best_epoch, weights = time.monotonic(), -1.0, 0, network.state_dict()
-    with Progress(title, epochs * len(training), "image") as progress:
-        for epoch in range(1, epochs + 1):
-            network.train()
-            # batches of nearly equal size, so that none has a single image
-            for batch in training[torch.randperm(len(training), generator=draws)].tensor_split(batches):
-                optimizer.zero_grad()
-                x = _input(images.images[batch.numpy()], device)
-                F.cross_entropy(network(x), labels[batch].to(device)).backward()
-                optimizer.step()
-                schedule.step()
-                progress.advance(len(batch))
-            predicted = predict(network, images.images[validation.numpy()], device)
-            accuracy = float((predicted == labels[validation].numpy()).mean())
-            if accuracy >= best:
-                best, best_epoch, weights = accuracy, epoch, copy.deepcopy(network.state_dict())
-            progress.note(f"epoch {epoch}/{epochs}, {accuracy:.2%} held out")
+    # parts of nearly equal size: none has a single image
+    shuffled = (
+        batch
+        for _ in range(epochs)
+        for batch in training[torch.randperm(len(training), generator=draws)].tensor_split(batches)
+    )
+
+    def backward(step: int) -> str | None:
+        network.train()
+        batch = next(shuffled)
+        x = _input(images.images[batch.numpy()], device)
+        F.cross_entropy(network(x), labels[batch].to(device)).backward()
+        return f"epoch {step // batches + 1}/{epochs}, {best:.2%} held out" if best >= 0 else None
+
+    def keep_best(steps: int) -> None:
+        nonlocal best, best_epoch, weights
+        if steps % batches:
+            return
+        predicted = predict(network, images.images[validation.numpy()], device)
+        accuracy = float((predicted == labels[validation].numpy()).mean())
+        if accuracy >= best:
+            best, best_epoch, weights = accuracy, steps // batches, copy.deepcopy(network.state_dict())
+
+    trainer = Trainer(network, optimizer, schedule)
+    trainer.run(epochs * batches, backward, title=title, between_steps=keep_best)
     network.load_state_dict(weights)
     return Trained(network.eval(), best_epoch, best, time.monotonic() - start)
 

@@ -9,7 +9,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rapid.config.presets import generation_settings
+from rapid.config.presets import DEFAULT_METHOD, Tree, build_settings, generation_settings, preset_tree
+from rapid.config.sections import MethodSettings
 from rapid.errors import InputError
 from rapid.methods.base import Method
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     import torch
 
     from rapid.bundle import Bundle
-    from rapid.config.sections import MethodSettings
     from rapid.sampling.generator import Generator
 
 GROUP = "rapid.methods"
@@ -48,6 +48,28 @@ def settings_class(name: str) -> type[MethodSettings]:
         InputError: there is no such method.
     """
     return find_method(name).settings
+
+
+def load_settings(preset: str, overrides: Sequence[str] = ()) -> MethodSettings:
+    """Load a preset and apply `section.name=value` overrides. The class is that of the preset's method.
+
+    Raises:
+        InputError: an unknown preset or setting, or an invalid value.
+    """
+    return apply_overrides(preset_tree(preset) | {"preset": preset}, overrides)
+
+
+def apply_overrides(tree: Tree, overrides: Sequence[str]) -> MethodSettings:
+    """Build settings from a tree after `section.name=value` overrides.
+
+    Args:
+        tree: nested settings; left unchanged. `method` names the settings class, `DEFAULT_METHOD` if it is missing.
+        overrides: the values are read as YAML: numbers, true, [1, 2].
+
+    Raises:
+        InputError: an unknown method or setting, a malformed override, or an invalid value.
+    """
+    return build_settings(settings_class(tree.get("method", DEFAULT_METHOD)), tree, overrides)
 
 
 def open_generator(path: Path, device: str = "auto", overrides: Sequence[str] = ()) -> Generator:

@@ -127,10 +127,18 @@ class Generator(Protocol):
         """Class probabilities of images by the probe, float32 (n, classes); None if there is no probe."""
         ...
 
-    def record_image(self, record: int) -> NDArray[np.uint8]:
-        """The public image of a knowledge base record, uint8 (H, W) or (H, W, 3).
+    @property
+    def records(self) -> int:
+        """Number of knowledge base records; 0 for a method without a knowledge base."""
+        ...
+
+    def record_images(self, records: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """The public images of knowledge base records, uint8 (n, H, W) or (n, H, W, 3).
+
+        Args:
+            records: int64 (n,), n >= 1.
 
         Raises:
-            InputError: there is no such record, or the method has no knowledge base; the field is "record".
+            InputError: there is no such record; the field is "record".
         """
         ...

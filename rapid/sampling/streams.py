@@ -30,6 +30,6 @@ def make_streams(seeds: int | NDArray[np.int64], numbers: NDArray[np.int64]) -> 
 def normal(streams: Streams, shape: Sequence[int]) -> NDArray[np.float32]:
     """Draw the next standard normal array of each stream, float32 (n, *shape); n may be 0."""
     drawn = np.empty((len(streams), *shape), np.float32)
-    for row, stream in zip(drawn, streams, strict=True):
-        row[...] = stream.standard_normal(shape, np.float32)
+    for row, stream in enumerate(streams):
+        drawn[row] = stream.standard_normal(shape, np.float32)
     return drawn

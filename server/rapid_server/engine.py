@@ -14,11 +14,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
+
 from rapid.errors import RapidError
 from rapid_server.worker import ImageDone, Step, Worker
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from rapid.sampling.generator import Generator
@@ -304,7 +305,8 @@ class Engine:
         """Make a record image; without the lock, for which the event loop would have to wait."""
         if asked.future.set_running_or_notify_cancel():
             try:
-                asked.future.set_result(self._workers[asked.model].generator.record_image(asked.record))
+                generator = self._workers[asked.model].generator
+                asked.future.set_result(generator.record_images(np.array([asked.record]))[0])
             except Exception as error:
                 asked.future.set_exception(error)
 

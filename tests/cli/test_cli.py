@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 from tests_support import TINY
 
-from rapid.bundle.format import Bundle
+from rapid.bundle import Bundle
 from rapid.cli import main
 from rapid.cli.main import flag
 from rapid.cli.parser import build_parser
 from rapid.data import load_images
-from rapid.dp.accounting import Release, prv_epsilon
+from rapid.dp.accounting import prv_epsilon
+from rapid.dp.events import dp_sgd_event
+from rapid.nn import Denoiser
 
 Paths = dict[str, Path]
 
@@ -73,14 +75,14 @@ GENERATE = "generate --model {private} --count 2 --out {new}.npz"
         (TRAIN.replace("--epsilon 1", "--epsilon nan"), "--epsilon"),
         ("plan --size 0", "--size"),
         ("plan --size 100 --epsilon 0", "--epsilon"),
-        ("plan --size 100 --batch 101 --steps 5", "expected_batch=101"),
+        ("plan --size 100 --batch 101 --steps 5", "--set private.expected_batch 101"),
         ("plan --size 100 --batch 0", "--batch"),
         ("plan --size 100 --delta 2", "--delta"),
         ("plan --private {tmp}/none", "--private"),
         (TRAIN + " --set private.multiplicity=0", "private.multiplicity"),
         (TRAIN + " --set private.noise_source=dice", "private.noise_source"),
         (TRAIN + " --set private.noise_source=device --device cpu", "use chacha20 on a CPU"),
-        (TRAIN + " --set private.group_size=101", "private.group_size=101"),
+        (TRAIN + " --set private.group_size=101", "--set private.group_size 101"),
         (TRAIN + " --delta 0", "--delta"),
         (TRAIN + " --delta 1.5", "--delta"),
         (TRAIN + " --set private.expected_batch=101", "expected_batch"),
@@ -179,8 +181,7 @@ def test_plan_prints_what_trainings_would_cost(paths: Paths, capfd: pytest.Captu
     assert main([*command.split(), *(part for override in without for part in ("--set", override))]) == 0
     found = json.loads(capfd.readouterr().out)
     assert found["dataset_size"] == 60000
-    assert (probed["probe_share"], found["probe_share"]) == (0.4, 0)
-    assert (probed["overlap_share"], found["overlap_share"]) == (0.05, 0)
+    assert (probed["shares"], found["shares"]) == ({"overlap": 0.05, "probe": 0.4}, {})
     for shared, alone in zip(probed["plans"], found["plans"], strict=True):
         assert 0.97 * shared["epsilon_wanted"] <= shared["epsilon_prv"] <= shared["epsilon_wanted"]
         assert shared["noise_multiplier"] > alone["noise_multiplier"]
@@ -191,7 +192,7 @@ def test_plan_prints_what_trainings_would_cost(paths: Paths, capfd: pytest.Captu
         rate = row["expected_batch"] / 60000
         assert (
             row["epsilon_prv"]
-            == prv_epsilon([Release(row["noise_multiplier"], rate, 100)], 1e-6)
+            == prv_epsilon([dp_sgd_event(row["noise_multiplier"], rate, 100)], 1e-6)
             <= row["epsilon_wanted"]
         )
         assert row["epsilon_rdp"] > row["epsilon_prv"]
@@ -201,7 +202,7 @@ def test_plan_prints_what_trainings_would_cost(paths: Paths, capfd: pytest.Captu
         assert row["signal_to_noise"] == pytest.approx(row["expected_batch"] / noise)
         assert row["signal_to_noise_all"] == pytest.approx(10 * row["signal_to_noise"])
     # what is planned is what is trained
-    network = Bundle.open(paths["public"], "base").public_denoiser().with_classes(10)
+    network = Bundle.open(paths["public"], "base").component("denoiser", Denoiser).with_classes(10)
     assert main(["plan", "--private", str(paths["digits"]), "--base", str(paths["public"]), "--epsilon", "2"]) == 0
     table = capfd.readouterr().out
     assert f"{sum(p.numel() for p in network.parameters()):,} trained parameters" in table
@@ -330,7 +331,7 @@ def test_train_private_is_stopped_and_resumed(tmp_path: Path, public_bundle: Pat
     assert process.stderr is not None
     # the bar appears before the first step, and ends its line long after
     shown = ""
-    while "private training" not in shown:
+    while "denoiser" not in shown:
         character = process.stderr.read(1)
         assert character, shown
         shown += character

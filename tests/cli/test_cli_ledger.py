@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rapid.cli import main
+from rapid.dp.events import poisson_gaussian_steps
 from rapid.dp.ledger import Ledger
 from rapid.training.run_folder import RunFolder
 
@@ -97,7 +98,7 @@ def test_a_stopped_run_is_charged_for_its_steps(
     command += ["--set", "private.checkpoint_seconds=0", "--delta", "1e-4"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "RAPID_LEDGER": str(ledger)}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    state = tmp_path / "out" / "checkpoints" / "private.pt"
+    state = tmp_path / "out" / "checkpoints" / "denoiser.pt"
     deadline = time.monotonic() + 100
     while not state.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -106,13 +107,13 @@ def test_a_stopped_run_is_charged_for_its_steps(
     assert process.returncode == 130, stderr
     reserved, settled = Ledger(ledger).entries()
     assert (reserved.kind, settled.kind) == ("reserve", "settle")
-    # check, probe and denoiser; of the last some steps
-    planned = {release.noise_multiplier: release.steps for release in reserved.releases}
-    taken = {release.noise_multiplier: release.steps for release in settled.releases}
-    denoiser, check, probe = planned
-    assert planned == {denoiser: 4000, check: 1, probe: 3}
-    assert taken == {denoiser: taken[denoiser], check: 1, probe: 3}
-    assert 0 < taken[denoiser] < 4000
+    planned, taken = (
+        {release.name: sum(row[2] for row in poisson_gaussian_steps(release.dp_event)) for release in entry.releases}
+        for entry in (reserved, settled)
+    )
+    assert planned == {"overlap": 1, "probe": 3, "denoiser": 4000}
+    assert taken == {"overlap": 1, "probe": 3, "denoiser": taken["denoiser"]}
+    assert 0 < taken["denoiser"] < 4000
 
 
 @pytest.mark.filterwarnings("ignore:at this epsilon")

@@ -6,15 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rapid.config.presets import (
-    apply_overrides,
-    generation_settings,
-    load_settings,
-    preset_names,
-    preset_tree,
-    private_settings,
-)
+from rapid.config.presets import generation_settings, preset_names, preset_tree, private_settings
 from rapid.errors import InputError
+from rapid.methods import apply_overrides, load_settings
 
 
 def write(folder: Path, **presets: str) -> Path:

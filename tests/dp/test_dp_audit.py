@@ -12,18 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rapid.config.presets import load_settings
-from rapid.config.sections import Settings
+from rapid.diffusion import Schedule
 from rapid.dp.audit import Audit, audit, best_bound, epsilon_bound, guess_probability
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.errors import InputError
+from rapid.methods import load_settings
+from rapid.methods.rapid.settings import RapidSettings
 
 EPSILON, DELTA = 2.0, 1e-5
 
 
 @pytest.fixture(scope="module")
-def small() -> Settings:
-    return load_settings("demo", ["denoiser.channels=16", "denoiser.heads=2"])
+def small() -> RapidSettings:
+    settings = load_settings("demo", ["denoiser.channels=16", "denoiser.heads=2"])
+    assert isinstance(settings, RapidSettings)
+    return settings
 
 
 @given(st.integers(1, 60), st.floats(0, 6), st.data())
@@ -69,48 +72,48 @@ def test_the_bound_holds_for_randomised_response() -> None:
 
 
 class NoNoise(PrivateMechanism):
-    def add_noise(self, total: Tensor) -> None:
+    def _add_noise(self, total: Tensor) -> None:
         pass
 
 
 class TenthOfNoise(PrivateMechanism):
-    def add_noise(self, total: Tensor) -> None:
+    def _add_noise(self, total: Tensor) -> None:
         noise = torch.zeros_like(total)
-        super().add_noise(noise)
+        super()._add_noise(noise)
         total += noise / 10
 
 
 class NoClipping(PrivateMechanism):
-    def clipped_sum(self, indices: Tensor) -> Tensor:
-        plan = self.plan
-        self.plan = plan.model_copy(update={"clip_norm": 1e9})
-        total = super().clipped_sum(indices)
-        self.plan = plan
+    def _clipped_sum(self, indices: Tensor) -> Tensor:
+        spec = self._spec
+        self._spec = spec.model_copy(update={"clip_norm": 1e9})
+        total = super()._clipped_sum(indices)
+        self._spec = spec
         return total
 
 
 class EveryoneInEveryBatch(PrivateMechanism):
     """What the accountant was told of is a sample."""
 
-    def draw_batch(self) -> Tensor:
-        return torch.arange(self.plan.dataset_size)
+    def _draw_batch(self) -> Tensor:
+        return torch.arange(self._spec.dataset_size)
 
 
 class InTurn(PrivateMechanism):
     """Batches in the order of the file, as a data loader makes them, accounted for as if they were Poisson samples."""
 
-    def draw_batch(self) -> Tensor:
-        size = self.plan.expected_batch
-        place = (self.steps_taken - 1) % (self.plan.dataset_size // size)
+    def _draw_batch(self) -> Tensor:
+        size = self._spec.expected_batch
+        place = (self.steps_taken - 1) % (self._spec.dataset_size // size)
         return torch.arange(place * size, (place + 1) * size)
 
 
-def play(settings: Settings, mechanism: type[PrivateMechanism], **changes: Any) -> Audit:
+def play(settings: RapidSettings, mechanism: type[PrivateMechanism], **changes: Any) -> Audit:
     arguments = {"epsilon": EPSILON, "delta": DELTA, "canaries": 600, "steps": 24, **changes}
-    return audit(settings, build=mechanism, **arguments)
+    return audit(settings, Schedule.build(settings.schedule), build=mechanism, **arguments)
 
 
-def test_the_true_mechanism_is_not_refuted(small: Settings) -> None:
+def test_the_true_mechanism_is_not_refuted(small: RapidSettings) -> None:
     found = play(small, PrivateMechanism, canaries=1000, sample_rate=0.5)
     assert not found.refuted
     assert found.bound <= EPSILON
@@ -119,13 +122,13 @@ def test_the_true_mechanism_is_not_refuted(small: Settings) -> None:
 
 
 @pytest.mark.parametrize("broken", [NoNoise, TenthOfNoise, NoClipping, EveryoneInEveryBatch])
-def test_broken_mechanisms_are_refuted(small: Settings, broken: type[PrivateMechanism]) -> None:
+def test_broken_mechanisms_are_refuted(small: RapidSettings, broken: type[PrivateMechanism]) -> None:
     found = play(small, broken)
     assert found.refuted
     assert found.bound > EPSILON
 
 
-def test_batches_without_poisson_sampling_are_refuted(small: Settings) -> None:
+def test_batches_without_poisson_sampling_are_refuted(small: RapidSettings) -> None:
     """Whoever knows the order of the file knows in which batch an image would be."""
 
     def batches(step: int) -> Tensor:
@@ -138,13 +141,14 @@ def test_batches_without_poisson_sampling_are_refuted(small: Settings) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"canaries": 10}, "--canaries 10"),
-        ({"steps": 0}, "--steps 0"),
-        ({"confidence": 1.0}, "--confidence"),
-        ({"epsilon": -1.0}, "--epsilon"),
+        ({"canaries": 10}, "canaries 10"),
+        ({"steps": 0}, "steps"),
+        ({"confidence": 1.0}, "confidence 1.0"),
+        ({"sample_rate": 0.0}, "sample_rate 0.0"),
+        ({"epsilon": -1.0}, "epsilon -1.0"),
     ],
 )
-def test_bad_arguments(small: Settings, changes: dict[str, float], words: str) -> None:
+def test_bad_arguments(small: RapidSettings, changes: dict[str, float], words: str) -> None:
     arguments = {"epsilon": 1.0, "delta": 1e-5, **changes}
     with pytest.raises(InputError, match=words):
-        audit(small, **arguments)
+        audit(small, Schedule.build(small.schedule), **arguments)

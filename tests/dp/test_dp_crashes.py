@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from rapid.bundle.format import Bundle
-from rapid.config.presets import apply_overrides
 from rapid.config.sections import Settings
 from rapid.dp.ledger import Ledger
 from rapid.dp.spending import balances
+from rapid.methods import apply_overrides
 from rapid.stages import train_private_bundle
 
 KILLS, STEPS = 24, 16

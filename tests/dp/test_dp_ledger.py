@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rapid.dp.accounting import Release, prv_epsilon, single_noise_multiplier
-from rapid.dp.ledger import Ledger, Limit, TamperedLedger
+from rapid.dp.accounting import prv_epsilon, single_noise_multiplier
+from rapid.dp.events import dp_sgd_event, gaussian_event
+from rapid.dp.ledger import START, Ledger, Limit, Spent, TamperedLedger
 from rapid.dp.spending import Balance, Charge, balance, balances, set_limit
 from rapid.errors import InputError, PrivacyRefused
 
 DELTA = 1e-5
-RUN = [Release(4.0, 1.0, 1), Release(1.0, 0.01, 100)]
+RUN = [Spent.of("overlap", gaussian_event(4.0)), Spent.of("denoiser", dp_sgd_event(1.0, 0.01, 100))]
 ASKED = Limit(1.0, DELTA)
 
 
@@ -36,6 +37,10 @@ def written(tmp_path: Path) -> Path:
         charge.settle(RUN)
     assert len(ledger.entries()) == 5
     return ledger.path
+
+
+def epsilon_of(releases: list[Spent]) -> float:
+    return prv_epsilon([release.dp_event for release in releases], DELTA)
 
 
 def spent(path: Path, dataset: str = "a" * 32) -> Balance:
@@ -159,8 +164,8 @@ def test_an_account_is_that_of_the_images_in_any_order(
 
 def test_runs_compose_numerically(written: Path) -> None:
     together = spent(written)
-    alone = prv_epsilon(RUN, DELTA)
-    assert together.epsilon == pytest.approx(prv_epsilon(RUN + RUN, DELTA))
+    alone = epsilon_of(RUN)
+    assert together.epsilon == pytest.approx(epsilon_of(RUN + RUN))
     assert alone < together.epsilon < 1.8 * alone
     assert together.limit == Limit(8.0, DELTA)
     assert [run.run for run in together.runs] == ["one", "two"]
@@ -168,8 +173,8 @@ def test_runs_compose_numerically(written: Path) -> None:
     assert [found.dataset for found in balances(Ledger(written).entries())] == ["a" * 32]
 
 
-def gaussian(epsilon: float) -> list[Release]:
-    return [Release(single_noise_multiplier(epsilon, DELTA), 1.0, 1)]
+def gaussian(epsilon: float) -> list[Spent]:
+    return [Spent.of("count", gaussian_event(single_noise_multiplier(epsilon, DELTA)))]
 
 
 def test_a_run_beyond_the_limit_is_refused_and_not_charged(tmp_path: Path) -> None:
@@ -196,25 +201,25 @@ def test_a_stopped_run_is_charged_for_what_it_took(tmp_path: Path) -> None:
     """Until it is resumed: then for all again, if that is still there. A crashed one stays charged in full."""
     ledger = Ledger(tmp_path / "ledger.jsonl")
     set_limit(ledger, "a" * 32, Limit(1.0, DELTA))
-    plan = [Release(6.5, 1.0, 1)]
-    whole, half = [Release(20.0, 0.5, 100)], [Release(20.0, 0.5, 50)]
+    one = [Spent.of("count", gaussian_event(6.5))]
+    whole, half = ([Spent.of("denoiser", dp_sgd_event(20.0, 0.5, steps))] for steps in (100, 50))
     first = Charge(ledger, "a" * 32, "first", ASKED)
     first.reserve(whole)
     full = spent(ledger.path).epsilon
     first.settle(half)
-    assert spent(ledger.path).epsilon == prv_epsilon(half, DELTA) < full
+    assert spent(ledger.path).epsilon == epsilon_of(half) < full
     first.reserve(whole)
     assert spent(ledger.path).epsilon == full
     first.settle(half)
     first.settle(half)
     count = len(ledger.entries())
     second = Charge(ledger, "a" * 32, "second", ASKED)
-    second.reserve(plan)
-    assert prv_epsilon(whole + plan, DELTA) > 1
+    second.reserve(one)
+    assert epsilon_of(whole + one) > 1
     with pytest.raises(PrivacyRefused):
         first.reserve(whole)
     assert len(ledger.entries()) == count + 1
-    second.settle([Release(6.5, 1.0, 0)])
+    second.settle([Spent.of("count", dp_sgd_event(6.5, 1.0, 0))])
     assert [run.run for run in spent(ledger.path).runs] == ["first"]
     first.reserve(whole)
 
@@ -224,13 +229,14 @@ import sys
 from pathlib import Path
 from rapid.errors import PrivacyRefused
 from rapid.dp.spending import Charge
-from rapid.dp.accounting import Release
-from rapid.dp.ledger import Ledger, Limit
+from rapid.dp.events import gaussian_event
+from rapid.dp.ledger import Ledger, Limit, Spent
 ledger = Ledger(Path(sys.argv[1]))
 sys.stdin.readline()
 for number in range(5):
     try:
-        Charge(ledger, "a" * 32, f"{sys.argv[2]}-{number}", Limit(1.0, 1e-5)).reserve([Release(8.0, 1.0, 1)])
+        charge = Charge(ledger, "a" * 32, f"{sys.argv[2]}-{number}", Limit(1.0, 1e-5))
+        charge.reserve([Spent.of("count", gaussian_event(8.0))])
         print("spent")
     except PrivacyRefused:
         print("refused")
@@ -240,7 +246,7 @@ for number in range(5):
 def test_processes_at_once_cannot_spend_more_than_there_is(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
     allowed = 7
-    limit = prv_epsilon([Release(8.0, 1.0, 1)] * allowed, DELTA)
+    limit = prv_epsilon([gaussian_event(8.0)] * allowed, DELTA)
     set_limit(ledger, "a" * 32, Limit(limit, DELTA))
     command = [sys.executable, "-c", SPENDER, str(ledger.path)]
     spenders = [
@@ -262,5 +268,85 @@ def test_processes_at_once_cannot_spend_more_than_there_is(tmp_path: Path) -> No
 
 def test_a_ledger_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"--ledger .*cannot be used"):
+    with pytest.raises(InputError, match=r"cannot be used") as refused:
         Ledger(tmp_path / "file" / "ledger.jsonl")
+    assert (refused.value.field, refused.value.value) == ("ledger", tmp_path / "file" / "ledger.jsonl")
+
+
+def write_as_rapid_0_1(ledger: Ledger, lines: list[dict[str, object]]) -> None:
+    """Lines of rapid 0.1, which knew no names and wrote a release as [noise_multiplier, sample_rate, steps]."""
+    mac = START
+    with ledger.path.open("ab") as stream:
+        for number, line in enumerate(lines):
+            content = {"number": number, "time": "2025-01-01T00:00:00+00:00", "dataset": "a" * 32, **line}
+            mac = ledger._mac(mac, content)
+            stream.write(json.dumps(content | {"mac": mac}).encode() + b"\n")
+    ledger._write_head(len(lines), mac)
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Ledger:
+    """A limit, a finished run of three releases and one that stopped before its first step."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    run = [[1.0, 0.01, 100], [4.0, 1, 1], [9.0, 1.0, 3]]
+    common = {"run": "one", "epsilon": 1.0, "delta": DELTA}
+    write_as_rapid_0_1(
+        ledger,
+        [
+            {"kind": "limit", "run": "", "epsilon": 2.5, "delta": DELTA, "releases": []},
+            {"kind": "reserve", **common, "releases": run},
+            {"kind": "settle", **common, "releases": run},
+            {"kind": "reserve", **common, "run": "two", "releases": run},
+            {"kind": "settle", **common, "run": "two", "releases": []},
+        ],
+    )
+    return ledger
+
+
+def test_lines_of_rapid_0_1_are_read_and_composed_with_new_ones(old: Ledger) -> None:
+    events = [dp_sgd_event(1.0, 0.01, 100), gaussian_event(4.0), dp_sgd_event(9.0, 1.0, 3)]
+    found = spent(old.path)
+    assert [run.run for run in found.runs] == ["one"]
+    assert found.runs[0].releases == tuple(Spent.of("", event) for event in events)
+    assert found.epsilon == prv_epsilon(events, DELTA)
+    before = old.path.read_bytes()
+    Charge(old, "a" * 32, "three", ASKED).reserve(RUN)
+    assert old.path.read_bytes().startswith(before)
+    together = prv_epsilon([*events, *(release.dp_event for release in RUN)], DELTA)
+    assert spent(old.path).epsilon == pytest.approx(together)
+    with pytest.raises(PrivacyRefused, match=r"limit of this data set is epsilon 2\.5"):
+        Charge(old, "a" * 32, "four", ASKED).reserve(gaussian(2.0))
+
+
+def test_changed_lines_of_rapid_0_1_are_found(old: Ledger) -> None:
+    for one, other in ((b"9.0", b"8.0"), (b"[4.0, 1, 1]", b"[4.0, 1.0, 1]"), (b"100", b"99")):
+        content = old.path.read_bytes()
+        old.path.write_bytes(content.replace(one, other, 1))
+        with pytest.raises(TamperedLedger, match="line 2 is not the one"):
+            old.entries()
+        old.path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "releases",
+    [
+        [["denoiser", {"type": "LaplaceDpEvent", "noise_multiplier": 1.0}]],
+        [["denoiser", {"type": "GaussianDpEvent"}]],
+        [
+            [
+                "denoiser",
+                {"type": "PoissonSampledDpEvent", "sampling_probability": 0.5, "event": {"type": "NoOpDpEvent"}},
+            ]
+        ],
+        [[1.0, 2.0, 1]],
+        [[1.0, 0.5]],
+        [["denoiser"]],
+    ],
+)
+def test_a_line_that_no_accountant_can_read_is_no_line(tmp_path: Path, releases: list[object]) -> None:
+    """Even with the right MAC: it would be spent without being counted."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    line = {"kind": "settle", "run": "one", "epsilon": 1.0, "delta": DELTA, "releases": releases}
+    write_as_rapid_0_1(ledger, [line])
+    with pytest.raises(TamperedLedger, match="line 1 cannot be read"):
+        ledger.entries()

@@ -12,19 +12,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rapid.data import load_images, sample_path
+from rapid.dp.budget import calibrate
 from rapid.dp.gradients import BookKeeper
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.randomness import DeviceRandomness
 from rapid.dp.ranks import Ranks
-from rapid.dp.releases import Plan
+from rapid.dp.releases import DpSgdSpec, QuerySpec, Release
 from rapid.errors import PrivacyRefused
 
 
-def plan_of(**changes: float) -> Plan:
-    base = {
-        "dataset_size": 40, "expected_batch": 10, "steps": 5, "clip_norm": 0.5, "noise_multiplier": 2.0, "delta": 1e-3,
-    }  # fmt: skip
-    return Plan.model_validate(base | changes)
+def release_of(noise_multiplier: float = 2.0, **changes: float) -> Release:
+    base = {"name": "any", "dataset_size": 40, "expected_batch": 10, "steps": 5, "clip_norm": 0.5}
+    return Release(spec=DpSgdSpec.model_validate(base | changes), noise_multiplier=noise_multiplier)
 
 
 class Data:
@@ -45,11 +44,11 @@ class Data:
 @given(physical=st.integers(1, 50), count=st.integers(0, 40), draws=st.integers(1, 7))
 def test_physical_pieces_of_any_size_give_the_same_sum(physical: int, count: int, draws: int) -> None:
     data = Data(40)
-    plan = plan_of(multiplicity=draws)
+    release = release_of(multiplicity=draws)
     indices = torch.randperm(40)[:count]
-    whole = PrivateMechanism(plan, data.network, data.losses, physical_batch=1000).clipped_sum(indices)
+    whole = PrivateMechanism(release, data.network, data.losses, physical_batch=1000)._clipped_sum(indices)
     data.calls.clear()
-    pieces = PrivateMechanism(plan, data.network, data.losses, physical_batch=physical).clipped_sum(indices)
+    pieces = PrivateMechanism(release, data.network, data.losses, physical_batch=physical)._clipped_sum(indices)
     torch.testing.assert_close(pieces, whole, rtol=1e-4, atol=1e-6)
     assert sum(data.calls) == count * draws
     assert all(0 < size <= physical for size in data.calls)
@@ -70,8 +69,8 @@ def test_several_draws_of_an_example_are_averaged_before_clipping(physical: int)
             seen[index] += 1
         return network(torch.stack(rows)).square().sum(1)
 
-    mechanism = PrivateMechanism(plan_of(multiplicity=draws), network, losses, physical_batch=physical)
-    found = mechanism.clipped_sum(torch.arange(count))
+    mechanism = PrivateMechanism(release_of(multiplicity=draws), network, losses, physical_batch=physical)
+    found = mechanism._clipped_sum(torch.arange(count))
     expected = torch.zeros_like(found)
     for index in range(count):
         parts = [
@@ -85,11 +84,11 @@ def test_several_draws_of_an_example_are_averaged_before_clipping(physical: int)
 
 def test_batches_are_poisson() -> None:
     data = Data(1)
-    plan = plan_of(dataset_size=500, expected_batch=60)
-    mechanism = PrivateMechanism(plan, data.network, data.losses, physical_batch=8)
+    release = release_of(dataset_size=500, expected_batch=60)
+    mechanism = PrivateMechanism(release, data.network, data.losses, physical_batch=8)
     draws = np.zeros((400, 500), bool)
     for row in draws:
-        row[mechanism.draw_batch().numpy()] = True
+        row[mechanism._draw_batch().numpy()] = True
     rate = 60 / 500
     # sizes follow the binomial, each image is drawn at the rate, and pairs are independent
     sizes = draws.sum(1)
@@ -106,10 +105,10 @@ def test_batches_are_poisson() -> None:
 def test_noise_has_the_planned_scale_once_a_step_whatever_the_pieces() -> None:
     network = nn.Linear(300, 300)
     for physical in (1, 64):
-        plan = plan_of(dataset_size=60, expected_batch=30, noise_multiplier=3.0, clip_norm=0.2)
+        release = release_of(dataset_size=60, expected_batch=30, noise_multiplier=3.0, clip_norm=0.2)
         # losses without a gradient: what comes out is the noise
         mechanism = PrivateMechanism(
-            plan, network, lambda i: network(torch.zeros(len(i), 300)).sum(1) * 0, physical_batch=physical
+            release, network, lambda i: network(torch.zeros(len(i), 300)).sum(1) * 0, physical_batch=physical
         )
         noise = torch.cat([part.flatten() for part in mechanism.gradient()]).numpy()
         scale = 3.0 * 0.2 / 30
@@ -132,10 +131,10 @@ def test_ranks_cut_the_noise_among_them() -> None:
         noised = torch.zeros(72)
         for rank in range(count):
             mechanism = PrivateMechanism(
-                plan_of(), network, lambda i: i, physical_batch=4, ranks=Ranks(rank, count)
+                release_of(), network, lambda i: i, physical_batch=4, ranks=Ranks(rank, count)
             )  # fmt: skip
             own = torch.zeros(72)
-            mechanism.add_noise(own)
+            mechanism._add_noise(own)
             noised += (own != 0).float()
         assert noised.eq(1).all()
 
@@ -157,12 +156,13 @@ def test_any_module_and_loss_can_be_trained() -> None:
     network = nn.Sequential(
         nn.Conv2d(1, 8, 4, 4), nn.GroupNorm(2, 8), nn.SiLU(), nn.Flatten(), nn.Linear(8 * 49, 10)
     )  # fmt: skip
-    plan = Plan.solve(epsilon=8, delta=1e-4, dataset_size=3000, expected_batch=300, steps=60, clip_norm=1.0)
+    spec = DpSgdSpec(name="classifier", dataset_size=3000, expected_batch=300, steps=60, clip_norm=1.0)
+    release = calibrate([spec], epsilon=8, delta=1e-4).main
     mechanism = PrivateMechanism(
-        plan, network, lambda i: F.cross_entropy(network(x[i]), y[i], reduction="none"), physical_batch=256
+        release, network, lambda i: F.cross_entropy(network(x[i]), y[i], reduction="none"), physical_batch=256
     )
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
-    for _ in range(plan.steps):
+    for _ in range(release.spec.steps):
         for parameter, gradient in zip(mechanism.parameters, mechanism.gradient(), strict=True):
             parameter.grad = gradient
         optimizer.step()
@@ -172,25 +172,46 @@ def test_any_module_and_loss_can_be_trained() -> None:
 
 def test_an_empty_batch_is_a_step_with_noise() -> None:
     data = Data(100_000)
-    plan = plan_of(dataset_size=10**9, expected_batch=1).model_copy(update={"dataset_size": 100, "expected_batch": 1})
-    mechanism = PrivateMechanism(plan, data.network, data.losses, physical_batch=8)
-    for _ in range(plan.steps):
-        assert not mechanism.clipped_sum(torch.zeros(0, dtype=torch.int64)).any()
+    release = release_of(dataset_size=100, expected_batch=1)
+    mechanism = PrivateMechanism(release, data.network, data.losses, physical_batch=8)
+    for _ in range(release.spec.steps):
+        assert not mechanism._clipped_sum(torch.zeros(0, dtype=torch.int64)).any()
         assert any(part.any() for part in mechanism.gradient())
-    assert mechanism.steps_taken == plan.steps
+    assert mechanism.steps_taken == release.spec.steps
 
 
 def test_the_sum_is_divided_by_the_expected_batch() -> None:
     data = Data(40)
-    plan = plan_of(noise_multiplier=0.0, expected_batch=40)
-    mechanism = PrivateMechanism(plan, data.network, data.losses, physical_batch=16)
+    release = release_of(noise_multiplier=0.0, expected_batch=40)
+    mechanism = PrivateMechanism(release, data.network, data.losses, physical_batch=16)
     total, _ = BookKeeper(data.network).clipped_sum(lambda: data.losses(torch.arange(40)), 40, 0.5)
     torch.testing.assert_close(mechanism.gradient(), [part / 40 for part in total], rtol=1e-4, atol=1e-7)
 
 
 def test_a_step_beyond_the_plan_is_refused_before_any_example_is_seen() -> None:
     data = Data(40)
-    mechanism = PrivateMechanism(plan_of(), data.network, data.losses, physical_batch=8, steps_taken=5)
+    mechanism = PrivateMechanism(release_of(), data.network, data.losses, physical_batch=8, steps_taken=5)
     with pytest.raises(PrivacyRefused, match="5 planned steps"):
         mechanism.gradient()
     assert not data.calls
+
+
+def test_steps_are_counted_before_the_examples_are_read_and_by_nobody_else() -> None:
+    data = Data(40)
+
+    def fails(indices: Tensor) -> Tensor:
+        raise RuntimeError("out of memory")
+
+    mechanism = PrivateMechanism(release_of(expected_batch=40), data.network, fails, physical_batch=8)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        mechanism.gradient()
+    assert mechanism.steps_taken == 1
+    with pytest.raises(AttributeError):
+        mechanism.steps_taken = 0
+
+
+def test_a_query_is_no_training() -> None:
+    data = Data(40)
+    query = Release(spec=QuerySpec(name="many", kind="count", dataset_size=40), noise_multiplier=1.0)
+    with pytest.raises(ValueError, match="'many' is a count, not dp-sgd"):
+        PrivateMechanism(query, data.network, data.losses, physical_batch=8)

@@ -19,10 +19,12 @@ import pytest
 import torch
 from scipy import stats
 
-from rapid.bundle.format import Bundle
-from rapid.config.sections import Settings
-from rapid.dp import Ranks, default_delta
-from rapid.dp.budget import allot
+from rapid.bundle import Bundle
+from rapid.dp import PublicFacts, Ranks, calibrate, default_delta
+from rapid.methods import apply_overrides
+from rapid.methods.rapid.private_stage import releases
+from rapid.methods.rapid.settings import RapidSettings
+from rapid.nn import Denoiser
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
 Result = dict[str, Any]
@@ -93,6 +95,21 @@ def test_counts_of_the_ranks_add_up_with_noise_once(results: list[Result]) -> No
     assert stats.kstest(results[0]["counts"], "norm", args=(2001, 100)).pvalue > 1e-5
 
 
+def test_releases_of_an_access_are_those_of_all_images_and_are_made_once(results: list[Result]) -> None:
+    images = np.arange(41 * 16).reshape(41, 16) % 256 / 1e4
+    clipped = images * np.minimum(1, 0.5 / np.linalg.norm(images, axis=1))[:, None]
+    for result in results:
+        first, again = result["queries"]["asked"]
+        assert first["count"] == 14
+        assert first["histogram"].tolist() == [14, 14, 13]
+        np.testing.assert_allclose(first["mean"], clipped.mean(0), rtol=0, atol=2e-4)
+        for name, found in first.items():
+            for other in (again, results[0]["queries"]["asked"][0]):
+                torch.testing.assert_close(found, other[name], rtol=0, atol=0)
+    # only the first rank keeps the record
+    assert results[0]["queries"]["steps"] == {"count": 1, "mean": 1, "histogram": 1, "any": 3}
+
+
 def test_a_rank_without_examples_takes_the_same_steps(results: list[Result]) -> None:
     for result in results:
         assert result["lonely steps"] == 3
@@ -115,22 +132,26 @@ def arguments(base: Path, private: Path, out: Path, *more: str) -> list[str]:
     return [*command, "--out", str(out), *more]
 
 
-def test_train_private_on_two_ranks(tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: Settings) -> None:
+def test_train_private_on_two_ranks(
+    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: RapidSettings
+) -> None:
     out = tmp_path / "out"
     process = torchrun(*arguments(public_bundle, digits, out, "--set", "private.multiplicity=2"))
     output, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors
     assert output.count("private bundle:") == 1
-    private = tiny_settings.private
-    settings = private.model_copy(update={"multiplicity": 2})
-    plan = allot(settings, 100, 8.0, default_delta(100), probed=True).denoiser
+    settings = apply_overrides(tiny_settings.model_dump(mode="json"), ["private.multiplicity=2"])
+    assert isinstance(settings, RapidSettings)
+    bundle = Bundle.open(out, "out", "private")
+    specs = releases(settings, PublicFacts(100, bundle.config.classes, (28, 28)), None)
+    budget = calibrate(specs, epsilon=8.0, delta=default_delta(100))
     statement = json.loads((out / "privacy.json").read_text())
-    assert statement["noise_multiplier"] == plan.noise_multiplier
-    assert statement["sample_rate"] == plan.sample_rate == 0.2
-    assert statement["steps"] == plan.steps == 3
+    assert statement["noise_multiplier"] == budget.main.noise_multiplier
+    assert statement["sample_rate"] == budget.main.spec.sample_rate == 0.2
+    assert statement["steps"] == budget.main.spec.steps == 3
     assert statement["multiplicity"] == 2
-    assert statement["epsilon"] == pytest.approx(plan.epsilon(), abs=1e-5)
-    assert Bundle.open(out, "out", "private").denoiser().num_classes == 10
+    assert statement["epsilon"] == pytest.approx(budget.spent, abs=1e-5)
+    assert bundle.component("denoiser", Denoiser).num_classes == 10
 
 
 def test_a_single_image_on_two_ranks(tmp_path: Path, public_bundle: Path, digits: Path) -> None:
@@ -167,7 +188,7 @@ def test_a_killed_rank_ends_the_job_which_can_be_resumed(tmp_path: Path, public_
     process = torchrun(*arguments(public_bundle, digits, out, *more))
     assert process.stderr is not None
     shown = ""
-    while "private training" not in shown:
+    while "denoiser  " not in shown:
         character = process.stderr.read(1)
         assert character, shown
         shown += character
@@ -177,7 +198,7 @@ def test_a_killed_rank_ends_the_job_which_can_be_resumed(tmp_path: Path, public_
     assert "go on with --resume" in errors or "start all ranks again with --resume" in errors
     assert "SIGKILL" in errors
     assert not (out / "privacy.json").exists()
-    assert 0 < torch.load(out / "checkpoints" / "private.pt", weights_only=True)["step"] < 150
+    assert 0 < torch.load(out / "checkpoints" / "denoiser.pt", weights_only=True)["step"] < 150
     again = torchrun(*arguments(public_bundle, digits, out, *more, "--resume"))
     _, errors = again.communicate(timeout=180)
     assert again.returncode == 0, errors

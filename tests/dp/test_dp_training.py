@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rapid.dp.training import select_trainable, train_private
 from torch import Tensor, nn
 
 from rapid.bundle.format import Bundle
-from rapid.config.presets import apply_overrides
 from rapid.config.sections import PrivateSettings, Settings
 from rapid.dp.accounting import Release, prv_epsilon
 from rapid.dp.releases import Plan
-from rapid.dp.training import select_trainable, train_private
 from rapid.errors import InputError
 from rapid.files import content_hash
+from rapid.methods import apply_overrides
 from rapid.stages import train_private_bundle
 
 CPU = torch.device("cpu")

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from rapid.config.presets import apply_overrides, load_settings, preset_names
+from rapid.config.presets import preset_names
 from rapid.errors import InputError
+from rapid.methods import apply_overrides, load_settings
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.nn.groups import group_count

@@ -1,4 +1,4 @@
-"""Places and candidates, against the rule written as a loop."""
+"""Acceptance against its rule, written as a loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rapid.sampling.acceptance import Selection
+from rapid.sampling.acceptance import Acceptance, AcceptanceRate
 
 
 def candidates(seen: list[int], classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -22,12 +22,12 @@ def candidates(seen: list[int], classes: int) -> tuple[np.ndarray, np.ndarray]:
     wanted=st.lists(st.integers(0, 3), min_size=1, max_size=20),
     seen=st.lists(st.integers(0, 3), min_size=20, max_size=60),
 )
-def test_a_place_gets_the_first_candidate_of_its_class(wanted: list[int], seen: list[int]) -> None:
-    selection = Selection(np.array(wanted))
+def test_a_place_accepts_the_first_candidate_of_its_class(wanted: list[int], seen: list[int]) -> None:
+    acceptance = Acceptance(np.array(wanted))
     images, probabilities = candidates(seen, 4)
     found = []
     for number in range(len(seen)):
-        found += selection.offer(number, images[number], probabilities[number])
+        found += acceptance.offer(number, images[number], probabilities[number])
     expected: list[int | None] = [None] * len(wanted)
     left = list(range(len(seen)))
     for place, label in enumerate(wanted):
@@ -35,30 +35,39 @@ def test_a_place_gets_the_first_candidate_of_its_class(wanted: list[int], seen: 
         if match is not None:
             expected[place] = match
             left.remove(match)
-    assert selection.missing == expected.count(None)
-    found += selection.fill()
-    assert all(placed.candidate == placed.image[0, 0] for placed in found)
-    filled = [placed.candidate for placed in sorted(found, key=lambda placed: placed.place)]
+    assert acceptance.missing == expected.count(None)
+    found += acceptance.fill()
+    assert all(accepted.candidate == accepted.image[0, 0] for accepted in found)
+    filled = [accepted.candidate for accepted in sorted(found, key=lambda accepted: accepted.place)]
     assert len(filled) == len(wanted)
     assert all(number in (None, found) for number, found in zip(expected, filled, strict=True))
     # nothing is used twice, and all places are filled
     assert len(set(filled)) == len(wanted)
-    assert selection.missing == 0
+    assert acceptance.missing == 0
 
 
-def test_open_places_get_the_likeliest_of_what_is_left() -> None:
-    selection = Selection(np.array([0, 1, 1]))
+def test_open_places_are_filled_with_the_likeliest_of_the_reserve() -> None:
+    acceptance = Acceptance(np.array([0, 1, 1]))
     images, probabilities = candidates([0, 2, 2, 2], 3)
     probabilities[1:, 1] = [0.2, 0.4, 0.3]
-    placed = [found for number in range(4) for found in selection.offer(number, images[number], probabilities[number])]
-    assert selection.missing == 2
-    placed += selection.fill()
-    assert [(found.place, found.candidate) for found in placed] == [(0, 0), (1, 2), (2, 3)]
+    found = [one for number in range(4) for one in acceptance.offer(number, images[number], probabilities[number])]
+    assert acceptance.missing == 2
+    found += acceptance.fill()
+    assert [(one.place, one.candidate) for one in found] == [(0, 0), (1, 2), (2, 3)]
 
 
 def test_too_few_candidates() -> None:
-    selection = Selection(np.array([0, 1]))
+    acceptance = Acceptance(np.array([0, 1]))
     images, probabilities = candidates([0], 2)
-    selection.offer(0, images[0], probabilities[0])
+    acceptance.offer(0, images[0], probabilities[0])
     with pytest.raises(ValueError, match="1 places are open"):
-        selection.fill()
+        acceptance.fill()
+
+
+def test_the_rate_starts_at_one_half_and_follows_the_counts() -> None:
+    rate = AcceptanceRate()
+    assert rate.value == 0.5
+    rate.add(0, 8)
+    assert rate.value == 2 / 12
+    rate.add(988, 988)
+    assert rate.value == 990 / 1000

@@ -1,4 +1,4 @@
-"""Orders: whatever the moments at which candidates are drawn and finished, the same images in the same places."""
+"""Requests: the same images in the same places, whenever candidates are drawn and finished."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rapid.sampling.request import Odds, Order
+from rapid.sampling.acceptance import AcceptanceRate
+from rapid.sampling.request import Request
 
 CLASSES = 4
 
@@ -21,26 +22,26 @@ def seen_in(seed: int, numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], N
     return images, np.array(rows, np.float32)
 
 
-def serve(order: Order, batch: int, turns: list[int]) -> dict[int, int]:
-    """Fill an order; `turns` say which of the candidates in flight is finished next."""
+def serve(request: Request, batch: int, turns: list[int]) -> dict[int, int]:
+    """Fill a request; `turns` tell which of the candidates in flight finishes next."""
     placed: dict[int, int] = {}
-    flying: list[int] = []
-    while order.missing:
-        numbers, labels = order.draw(batch - len(flying))
-        assert len(numbers) <= batch - len(flying)
-        if labels is not None and order.labels is not None:
-            assert (labels == order.labels[numbers % order.count]).all()
-        assert not set(numbers.tolist()) & set(flying)
-        flying += numbers.tolist()
-        assert flying
-        turn = turns.pop() % len(flying) if turns else 0
-        done = np.array([flying.pop(turn)])
-        images, rows = seen_in(order.seed, done)
-        for place, candidate, image in order.offer(done, images, None if order.labels is None else rows):
+    in_flight: list[int] = []
+    while request.missing:
+        numbers, labels = request.draw(batch - len(in_flight))
+        assert len(numbers) <= batch - len(in_flight)
+        if labels is not None and request.labels is not None:
+            assert (labels == request.labels[numbers % request.count]).all()
+        assert not set(numbers.tolist()) & set(in_flight)
+        in_flight += numbers.tolist()
+        assert in_flight
+        turn = turns.pop() % len(in_flight) if turns else 0
+        done = np.array([in_flight.pop(turn)])
+        images, rows = seen_in(request.seed, done)
+        for place, candidate, image in request.offer(done, images, None if request.labels is None else rows):
             assert place not in placed
             placed[place] = int(image[0, 0]) + 256 * int(image[0, 1])
             assert placed[place] == candidate
-    assert order.wants == 0
+    assert request.wants == 0
     return placed
 
 
@@ -76,8 +77,10 @@ def rule(wanted: list[int], seed: int, attempts: int) -> dict[int, int]:
     batch=st.integers(1, 30),
     turns=st.lists(st.integers(0, 30), max_size=100),
 )
-def test_moments_change_nothing(wanted: list[int], seed: int, attempts: int, batch: int, turns: list[int]) -> None:
-    found = serve(Order(len(wanted), np.array(wanted), seed, attempts), batch, list(turns))
+def test_the_order_of_events_changes_nothing(
+    wanted: list[int], seed: int, attempts: int, batch: int, turns: list[int]
+) -> None:
+    found = serve(Request(len(wanted), np.array(wanted), seed, attempts), batch, list(turns))
     if attempts == 1:
         assert found == {place: place for place in range(len(wanted))}
     else:
@@ -86,49 +89,49 @@ def test_moments_change_nothing(wanted: list[int], seed: int, attempts: int, bat
 
 @given(count=st.integers(1, 20), batch=st.integers(1, 30), turns=st.lists(st.integers(0, 30), max_size=50))
 def test_without_classes(count: int, batch: int, turns: list[int]) -> None:
-    assert serve(Order(count, None, 3, 8), batch, turns) == {place: place for place in range(count)}
+    assert serve(Request(count, None, 3, 8), batch, turns) == {place: place for place in range(count)}
 
 
-def test_as_many_candidates_as_will_probably_do() -> None:
-    """Two for each image at first; then what the probe's opinions so far ask for."""
-    odds = Odds()
-    order = Order(10, np.zeros(10, np.int64), 0, 8, odds=odds)
-    assert order.wants == 20
-    numbers, _ = order.draw(100)
+def test_as_many_candidates_as_probably_suffice() -> None:
+    """Two per image at first, then by the acceptance rate so far."""
+    rate = AcceptanceRate()
+    request = Request(10, np.zeros(10, np.int64), 0, 8, rate=rate)
+    assert request.wants == 20
+    numbers, _ = request.draw(100)
     assert len(numbers) == 20
-    assert order.wants == 0
+    assert request.wants == 0
     wrong = np.tile(np.array([0, 1], np.float32), (8, 1))
-    order.offer(numbers[:8], np.zeros((8, 1, 1), np.uint8), wrong)
-    # none of 8 was taken, so 2 in 12, with what counts at the beginning
-    assert order.wants == 60 - 12
-    odds.add(98, 98)
-    assert Order(100, np.zeros(100, np.int64), 0, 8, odds=odds).wants == 110
+    request.offer(numbers[:8], np.zeros((8, 1, 1), np.uint8), wrong)
+    # none of 8 was accepted: 2 in 12, with the initial counts
+    assert request.wants == 60 - 12
+    rate.add(98, 98)
+    assert Request(100, np.zeros(100, np.int64), 0, 8, rate=rate).wants == 110
 
 
-def test_what_does_not_count_is_not_drawn() -> None:
-    """Class 0 is full after two candidates, so those that follow are drawn for class 1 alone."""
-    order = Order(2, np.array([0, 1]), 0, 8)
-    numbers, labels = order.draw(100)
+def test_full_classes_are_not_drawn() -> None:
+    """Class 0 is full after two candidates: the following ones are drawn for class 1 alone."""
+    request = Request(2, np.array([0, 1]), 0, 8)
+    numbers, labels = request.draw(100)
     assert labels is not None
     assert (numbers.tolist(), labels.tolist()) == ([0, 1, 2, 3], [0, 1, 0, 1])
     zeros = np.tile(np.array([1, 0], np.float32), (2, 1))
-    assert len(order.offer(numbers[:2], np.zeros((2, 1, 1), np.uint8), zeros)) == 1
-    assert [order.needs(number) for number in (2, 3)] == [False, True]
-    numbers, labels = order.draw(100)
+    assert len(request.offer(numbers[:2], np.zeros((2, 1, 1), np.uint8), zeros)) == 1
+    assert [request.needs(number) for number in (2, 3)] == [False, True]
+    numbers, labels = request.draw(100)
     assert labels is not None
     assert set(labels.tolist()) <= {1}
     assert numbers.tolist() == list(range(5, 5 + 2 * len(numbers), 2))
 
 
 def test_a_probe_that_sees_other_classes_leaves_no_place_empty() -> None:
-    """Candidates of class 1 fill the places of class 2, those of 2 and 3 are then not made, and none is left for 1."""
+    """Candidates of class 1 fill the places of class 2; those of 2 and 3 are then not made, and none is left for 1."""
     seen = {1: 2, 2: 3, 3: 2}
-    order = Order(5, np.array([1, 2, 2, 3, 3]), 0, 2)
+    request = Request(5, np.array([1, 2, 2, 3, 3]), 0, 2)
     places: list[int] = []
-    while order.missing:
-        numbers, labels = order.draw(1)
+    while request.missing:
+        numbers, labels = request.draw(1)
         assert labels is not None
         assert numbers[0] < 20
         chances = np.eye(4, dtype=np.float32)[[seen[int(label)] for label in labels]]
-        places += [placed.place for placed in order.offer(numbers, np.zeros((1, 1, 1), np.uint8), chances)]
+        places += [placed.place for placed in request.offer(numbers, np.zeros((1, 1, 1), np.uint8), chances)]
     assert sorted(places) == [0, 1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""The engine when jobs come, go and fail at any moment: nothing stays behind, nobody waits for ever."""
+"""The engine when jobs come, go and fail at any moment: no row stays behind, no client waits for ever."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from rapid_server.engine import (
     EngineStoppedError,
     Job,
 )
-from rapid_server.line import Line
-from rapid_server.schedule import RIDERS, Load, Turns, share
+from rapid_server.scheduler import RIDERS, Load, Turns, share
+from rapid_server.worker import Worker
 from tests_support import Fails
 
 from rapid.errors import InputError
@@ -62,16 +62,16 @@ async def until(holds: Callable[[], bool], seconds: float = 20) -> None:
 
 
 def rows_in_use(engine: Engine) -> int:
-    return sum(len(line._trajectories._streams) for line in engine._lines.values())
+    return sum(len(worker._trajectories) for worker in engine._workers.values())
 
 
 def test_jobs_that_are_cancelled_at_any_moment(engine: Engine) -> None:
-    """Also between two looks at the same job: an order without a job would end the engine."""
+    """Also while the engine looks at the job: a request without a job would end the engine."""
 
-    async def one(order: random.Random) -> None:
-        job = engine.submit(order.choice("ab"), order.randint(1, 12), steps=order.choice([1, 2, 8]))
+    async def one(rng: random.Random) -> None:
+        job = engine.submit(rng.choice("ab"), rng.randint(1, 12), steps=rng.choice([1, 2, 8]))
         reading = asyncio.create_task(collect(job))
-        await asyncio.sleep(order.random() * 0.05)
+        await asyncio.sleep(rng.random() * 0.05)
         job.cancel()
         reading.cancel()
         job.cancel()
@@ -93,8 +93,8 @@ def test_jobs_that_are_cancelled_at_any_moment(engine: Engine) -> None:
     assert rows_in_use(engine) == 0
 
 
-def test_what_nobody_holds_does_not_count(generator: Generator) -> None:
-    """A job whose answer was lost in some way we did not think of must not count for ever."""
+def test_lost_jobs_do_not_count(generator: Generator) -> None:
+    """A job whose response was lost in an unforeseen way must not count for ever."""
 
     async def work() -> None:
         job = engine.submit("a", 30, client="x", steps=1)
@@ -105,7 +105,7 @@ def test_what_nobody_holds_does_not_count(generator: Generator) -> None:
         with pytest.raises(ClientFullError) as found:
             engine.submit("a", 30, client="x")
         assert 1 <= found.value.retry_after <= 60
-        job.taken = 25
+        job.sent = 25
         other = engine.submit("a", 30, client="x", steps=1)
         with pytest.raises(EngineFullError) as full:
             engine.submit("a", 30, client="y")
@@ -120,8 +120,8 @@ def test_what_nobody_holds_does_not_count(generator: Generator) -> None:
         assert not engine._open
 
 
-def test_when_to_come_again(generator: Generator) -> None:
-    """What is told at the beginning is not far from what is told later."""
+def test_retry_after(generator: Generator) -> None:
+    """The estimate is within a factor of five, already after a few images."""
 
     async def work() -> None:
         begin = time.monotonic()
@@ -143,7 +143,7 @@ def test_when_to_come_again(generator: Generator) -> None:
 
 
 def test_a_step_that_fails(generator: Generator, caplog: pytest.LogCaptureFixture) -> None:
-    """Those in it fail, the other model and those that come later do not, and no row is lost."""
+    """Its jobs fail, the other model's and later ones do not, and no row is lost."""
     fails = Fails(generator)
 
     async def work() -> None:
@@ -157,7 +157,7 @@ def test_a_step_that_fails(generator: Generator, caplog: pytest.LogCaptureFixtur
             fails.failing = False
             assert len(await collect(engine.submit("bad", 3))) == 3
             with pytest.raises(InputError):
-                await engine.picture("bad", -1)
+                await engine.record_image("bad", -1)
         await until(lambda: engine.idle)
 
     with caplog.at_level(logging.CRITICAL), running({"bad": fails, "good": generator}) as engine:
@@ -165,7 +165,7 @@ def test_a_step_that_fails(generator: Generator, caplog: pytest.LogCaptureFixtur
         assert rows_in_use(engine) == 0
 
 
-def test_one_that_always_fails_does_not_take_all_the_time(generator: Generator) -> None:
+def test_a_model_that_always_fails_does_not_take_all_the_time(generator: Generator) -> None:
     fails = Fails(generator)
 
     async def again(stop: asyncio.Event) -> None:
@@ -189,37 +189,37 @@ def test_one_that_always_fails_does_not_take_all_the_time(generator: Generator) 
         logging.disable(logging.NOTSET)
 
 
-def test_two_models_have_the_same_time(engine: Engine) -> None:
-    """Although one has a hundred orders, and the other one."""
+def test_two_models_get_equal_time(engine: Engine) -> None:
+    """Although one has fifty jobs, and the other one."""
 
     async def work() -> None:
         many = [engine.submit("a", 20) for _ in range(50)]
         await asyncio.sleep(0.3)
-        before = dict(engine._spent)
+        before = dict(engine._seconds_used)
         one = engine.submit("b", 60)
         await collect(one)
-        spent = {name: engine._spent[name] - before[name] for name in "ab"}
+        spent = {name: engine._seconds_used[name] - before[name] for name in "ab"}
         for job in many:
             job.cancel()
-        # b had rested, and saved up nothing
+        # b was idle before, and has not saved up time
         assert spent["b"] / max(spent["a"], 1e-9) > 0.5 or spent["a"] < 0.2
         await until(lambda: engine.idle)
 
     asyncio.run(work())
 
 
-def test_many_pictures_do_not_hold_up_images_nor_the_event_loop(engine: Engine) -> None:
+def test_many_record_images_delay_neither_images_nor_the_event_loop(engine: Engine) -> None:
     async def work() -> None:
-        pictures = [asyncio.create_task(engine.picture("a", 0)) for _ in range(300)]
+        records = [asyncio.create_task(engine.record_image("a", 0)) for _ in range(300)]
         await asyncio.sleep(0)
         begin = time.monotonic()
         engine.submit("b", 1).cancel()
-        # the lock is not held while pictures are made
+        # the lock is free while they are made
         assert time.monotonic() - begin < 0.2
         await asyncio.wait_for(collect(engine.submit("a", 1)), 20)
-        for picture in pictures:
-            picture.cancel()
-        await asyncio.gather(*pictures, return_exceptions=True)
+        for record in records:
+            record.cancel()
+        await asyncio.gather(*records, return_exceptions=True)
 
     asyncio.run(work())
     assert rows_in_use(engine) == 0
@@ -241,11 +241,11 @@ def test_the_loop_of_a_job_may_be_closed(engine: Engine) -> None:
 @pytest.mark.parametrize("seconds", [0, 0.01, 0.1, 0.6])
 @pytest.mark.parametrize("way", ["drain", "stop"])
 def test_the_end_at_any_moment(generator: Generator, way: str, seconds: float) -> None:
-    """Each job is made or fails in words, also while the engine still measures."""
+    """Each job completes or gets EngineStoppedError, also while the engine still measures."""
     engine = Engine({"a": generator, "b": generator}, batch=16)
 
     async def work() -> list[Any]:
-        jobs = [collect(engine.submit(name, 6)) for name in "aabb"] + [engine.picture("a", 0)]
+        jobs = [collect(engine.submit(name, 6)) for name in "aabb"] + [engine.record_image("a", 0)]
         timer = threading.Timer(seconds, engine.drain if way == "drain" else engine.stop)
         timer.start()
         found = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 60)
@@ -270,24 +270,24 @@ def test_the_end_at_any_moment(generator: Generator, way: str, seconds: float) -
 @pytest.mark.parametrize("small", [1, 4, 16])
 @pytest.mark.parametrize("batch", [1, 4, 16])
 @pytest.mark.parametrize("steps", [2, 20])
-def test_an_endless_stream_of_small_orders_does_not_starve_a_large_one(
+def test_an_endless_stream_of_small_requests_does_not_starve_a_large_one(
     generator: Generator, small: int, batch: int, steps: int
 ) -> None:
-    """It has a fifth of the steps, and of the decoder's: its images come, though there are always enough small ones."""
-    line = Line(generator, batch)
-    line.measure()
+    """It gets a fifth of the steps and of the decoder, although there are always enough small requests."""
+    worker = Worker(generator, batch)
+    worker.measure()
     labels = np.zeros(1000, np.int64)
-    large = generator.order(1000, labels.tolist(), 1, steps)
-    line.add(large)
+    large = worker.make_request(1000, labels.tolist(), 1, steps)
+    worker.add(large)
     seed, made, of_large, begin = 0, 0, 0, time.monotonic()
     while of_large < 5:
         assert time.monotonic() - begin < 60
-        while sum(order.missing for order in line.orders if order is not large) < max(2 * batch, 2 * small):
+        while sum(one.missing for one in worker.requests if one is not large) < max(2 * batch, 2 * small):
             seed += 1
-            line.add(generator.order(small, labels[:small].tolist(), seed, steps))
-        for order, placed in line.step().made:
-            made += len(placed)
-            of_large += len(placed) if order is large else 0
+            worker.add(worker.make_request(small, labels[:small].tolist(), seed, steps))
+        for request, images in worker.step().images:
+            made += len(images)
+            of_large += len(images) if request is large else 0
     assert of_large / made > 0.05, (of_large, made)
 
 
@@ -296,8 +296,8 @@ def test_an_endless_stream_of_small_orders_does_not_starve_a_large_one(
     batch=st.integers(1, 64),
     fixed=st.integers(0, 50),
 )
-def test_everyone_has_a_turn(loads: list[Load], batch: int, fixed: int) -> None:
-    """With orders that never end: each has a row within a bounded time, and turns cost at most their share."""
+def test_every_request_has_its_turn(loads: list[Load], batch: int, fixed: int) -> None:
+    """With requests that never end: each has rows within a bounded time, and turns take at most their share."""
 
     def seconds(rows: int) -> float:
         return fixed + rows

@@ -29,7 +29,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 
 TOKEN = new_token()
-OWN = logging.getLogger("server.test")
+OWN = logging.getLogger("rapid_server.test")
 
 Serving = Callable[[Starlette], AbstractContextManager[httpx.Client]]
 Talking = Callable[[], AbstractContextManager[httpx.Client]]
@@ -94,7 +94,7 @@ def logged(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 
 
 def requests(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [line for line in lines if line["logger"] == "server.logs"]
+    return [line for line in lines if line["logger"] == "rapid_server.logs"]
 
 
 def test_one_line_for_each_request(talking: Talking, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +111,7 @@ def test_one_line_for_each_request(talking: Talking, capsys: pytest.CaptureFixtu
         r"client=alice method=POST path=/generate status=200 seconds=[\d.]+ images=7", line.pop("message")
     )
     assert line == {
-        "level": "INFO", "logger": "server.logs", "request": identifier, "client": "alice", "method": "POST",
+        "level": "INFO", "logger": "rapid_server.logs", "request": identifier, "client": "alice", "method": "POST",
         "path": "/generate", "status": 200, "images": 7,
     }  # fmt: skip
 
@@ -235,4 +235,7 @@ def test_configure_twice_logs_once(clean: None, capsys: pytest.CaptureFixture[st
     logging.getLogger("faiss.loader").info("not heard")
     logging.getLogger("faiss.loader").warning("heard too")
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(" ", 1)[1] for line in lines] == ["INFO server.test heard", "WARNING faiss.loader heard too"]
+    assert [line.split(" ", 1)[1] for line in lines] == [
+        "INFO rapid_server.test heard",
+        "WARNING faiss.loader heard too",
+    ]

@@ -24,9 +24,9 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from rapid_server.auth import hash_token, new_token
 
 from rapid.methods import open_generator
-from rapid.sampling.generate import generate
-from rapid.sampling.generator import Generator
 from rapid.pictures import encode_png
+from rapid.sampling.generate import generate as make_samples
+from rapid.sampling.generator import Generator
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PHONE = {"width": 360, "height": 740}
@@ -126,7 +126,7 @@ def test_images_are_made_and_can_be_kept(visit: Visit, url: str, generator: Gene
         expect(cells.nth(12)).to_have_accessible_name("Synthetic image 12, class 2")
         name, content = saved(page, "#zip")
     assert name == f"{generator.bundle.path.name}-9223372036854775807.zip"
-    expected = generate(generator, 23, seed=2**63 - 1).images
+    expected = make_samples(generator, 23, seed=2**63 - 1).images
     with zipfile.ZipFile(BytesIO(content)) as archive:
         assert archive.testzip() is None
         names = archive.namelist()

@@ -121,7 +121,7 @@ def test_port_in_use(private_bundle: Path) -> None:
 
 
 def test_the_port_is_taken_before_the_model_is_looked_at(tmp_path: Path) -> None:
-    with listen("127.0.0.1", 0) as taken, pytest.raises(InputError, match=r"--port \d+: in use"):
+    with listen("127.0.0.1", 0) as taken, pytest.raises(InputError, match=r"port \d+: in use"):
         serve(settings(tmp_path / "missing", taken.getsockname()[1]))
 
 
@@ -136,11 +136,11 @@ def test_a_missing_model_gives_the_port_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("host", "port", "message"),
     [
-        ("127.0.0.1", -1, r"--port -1: choose one in 0\.\.65535"),
-        ("127.0.0.1", 65536, r"--port 65536: choose one in 0\.\.65535"),
-        ("192.0.2.1", 0, r"--host 192\.0\.2\.1: not an address of this machine"),
-        ("no such host", 0, "--host no such host: no such address"),
-        ("a" * 70 + ".example", 0, "--host a+.example: no such address"),
+        ("127.0.0.1", -1, r"port -1: choose one in 0\.\.65535"),
+        ("127.0.0.1", 65536, r"port 65536: choose one in 0\.\.65535"),
+        ("192.0.2.1", 0, r"host 192\.0\.2\.1: not an address of this machine"),
+        ("no such host", 0, "host no such host: no such address"),
+        ("a" * 70 + ".example", 0, "host a+.example: no such address"),
     ],
 )
 def test_a_bad_address_is_told(host: str, port: int, message: str) -> None:

@@ -1,11 +1,11 @@
-"""Who takes the next step: bounds that hold for any orders, and the cases that the rule was made for."""
+"""The rows of each request in a step: bounds for any requests, and the cases that the rule was made for."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rapid_server.schedule import RIDERS, Costs, Load, share
+from rapid_server.scheduler import RIDERS, Costs, Load, share
 
 loads = st.lists(st.builds(Load, missing=st.integers(1, 3000), rows=st.integers(0, 300)), max_size=12)
 
@@ -16,7 +16,7 @@ def cpu(rows: int) -> float:
 
 
 def gpu(rows: int) -> float:
-    """All rows at once."""
+    """All rows cost the same."""
     return 6.0
 
 
@@ -27,7 +27,7 @@ def test_bounds(loads: list[Load], batch: int, seconds: object) -> None:
     assert all(0 <= rows <= load.rows for rows, load in zip(granted, loads, strict=True))
     assert sum(granted) <= batch
     ready = [load for load in loads if load.rows]
-    # never idle with work at hand, and the smallest order has a part if there is room for all like it
+    # never idle while there is work, and the smallest request takes part if there is room for all its peers
     assert (sum(granted) > 0) == bool(ready)
     if ready:
         smallest = min(load.missing for load in ready)
@@ -38,7 +38,7 @@ def test_bounds(loads: list[Load], batch: int, seconds: object) -> None:
 
 @given(rows=st.lists(st.integers(1, 50), min_size=1, max_size=20), batch=st.integers(1, 200))
 def test_equals_share_evenly(rows: list[int], batch: int) -> None:
-    """Nobody has less than another, unless that is all it can use; and no place is left while somebody waits."""
+    """No request gets less than another unless it needs no more, and no place stays empty while one waits."""
     granted = share([Load(10, row) for row in rows], batch, cpu)
     most = max(granted)
     assert all(got == row or got >= most - 1 for got, row in zip(granted, rows, strict=True))
@@ -46,16 +46,16 @@ def test_equals_share_evenly(rows: list[int], batch: int) -> None:
 
 
 @pytest.mark.parametrize("small", [1, 4, 12])
-def test_a_small_order_beside_a_large_one(small: int) -> None:
+def test_a_small_request_beside_a_large_one(small: int) -> None:
     alone = cpu(2 * small)
     granted = share([Load(2000, 250), Load(small, 2 * small)], 128, cpu)
     assert granted[1] == 2 * small
     assert alone < cpu(sum(granted)) <= (1 + RIDERS) * alone
-    # on a device that computes all rows at once the large one loses nothing
+    # on a device that computes all rows at once, the large one rides along without limit
     assert share([Load(2000, 250), Load(small, 2 * small)], 128, gpu)[0] == 128 - 2 * small
 
 
-def test_a_large_order_alone_has_the_whole_batch() -> None:
+def test_a_large_request_alone_gets_the_whole_batch() -> None:
     assert share([Load(2000, 250)], 128, cpu) == [128]
     assert share([], 128, cpu) == []
     assert share([Load(5, 0)], 128, cpu) == [0]

@@ -77,7 +77,7 @@ def test_precedence(tmp_path: Path, name: str, where: tuple[int, ...]) -> None:
         environ[variable("settings")] = str(write(tmp_path, {name: VALUES[name][2][0]}))
     if not where:
         if name == "model":
-            with pytest.raises(InputError, match="--model: is missing; give the folder of a bundle"):
+            with pytest.raises(InputError, match="model: is missing; give the folder of a bundle"):
                 load(flags, environ)
         else:
             assert f"\n{name}: {json.dumps(DEFAULTS[name])} (default)" in load(flags, environ).shown()
@@ -128,14 +128,14 @@ def test_a_model_without_a_name_has_that_of_its_folder(tmp_path: Path, monkeypat
         ("port", "70000", "70000: should be less than or equal to 65535"),
         ("port", "http", "http: should be a valid integer, unable to parse string as an integer"),
         ("max_count", "0", "0: should be greater than or equal to 1"),
-        ("max_count", "20001", "20001: is more than max_client (20000): a request of so many could never be made"),
+        ("max_count", "20001", "20001: is more than max_client (20000): such a request could never be served"),
         ("max_client", "5", None),
         ("batch", "0", "0: should be greater than or equal to 1"),
         ("grace_seconds", "nan", "nan: should be a finite number"),
         ("grace_seconds", "inf", "inf: should be a finite number"),
         ("open", "perhaps", "perhaps: should be a valid boolean, unable to interpret input"),
         ("log_format", "xml", "xml: should be 'text' or 'json'"),
-        ("model", "[", "[: begins like a JSON list, and is none"),
+        ("model", "[", "[: starts like a JSON list, but is not valid JSON"),
         ("model", "[1]", "1: should be a valid string"),
         ("model", "ok,a b=x", "a b=x: write NAME=DIR, with a name"),
         ("model", "..=x", "..=x: write NAME=DIR, with a name"),
@@ -147,7 +147,7 @@ def test_a_model_without_a_name_has_that_of_its_folder(tmp_path: Path, monkeypat
         ("cors_origins", "https://a/", "https://a/: should be an origin such as https://example.org"),
         ("cors_origins", "https://b,example.org", "example.org: should be an origin"),
         ("cors_origins", "https://me:pass@a", "should be an origin"),
-        ("host", "0.0.0.0", "0.0.0.0: would answer anyone who reaches it: make a token with `rapid token NAME`"),
+        ("host", "0.0.0.0", "0.0.0.0: would serve anyone who reaches it: make a token with `rapid token NAME`"),
         ("host", "", None),
     ],
 )  # fmt: skip
@@ -155,8 +155,8 @@ def test_a_model_without_a_name_has_that_of_its_folder(tmp_path: Path, monkeypat
 def test_what_does_not_fit_is_told(tmp_path: Path, origin: str, name: str, value: str, words: str | None) -> None:
     flags: dict[str, object] = {"model": ["m"]} if name != "model" else {}
     environ: dict[str, str] = {}
-    flag = "--cors-origin" if name == "cors_origins" else "--" + name.replace("_", "-")
-    where = {"flag": variable(name) if name == "grace_seconds" else flag, "environment": variable(name)}.get(origin)
+    field = "cors_origin" if name == "cors_origins" else name
+    where = {"flag": variable(name) if name == "grace_seconds" else field, "environment": variable(name)}.get(origin)
     if origin == "flag":
         flags[name] = value
     elif origin == "environment":
@@ -200,7 +200,7 @@ def test_a_bad_file_is_told(tmp_path: Path, content: str, words: str) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--settings .*none: cannot be read"):
+    with pytest.raises(InputError, match=r"settings .*none: cannot be read"):
         load({"settings": tmp_path / "none"}, {})
     with pytest.raises(InputError, match=r"RAPID_SERVE_SETTINGS .*: cannot be read \(Is a directory\)"):
         load({}, {variable("settings"): str(tmp_path)})
@@ -228,11 +228,11 @@ def test_only_loopback_is_open_by_itself(host: str, loopback: bool) -> None:
     if loopback:
         load(flags, {})
     else:
-        with pytest.raises(InputError, match=r"rapid token NAME.* or say --open"):
+        with pytest.raises(InputError, match=r"rapid token NAME.* or use --open"):
             load(flags, {})
     load(flags | {"open": True}, {})
     load(flags, {variable("tokens"): f"alice:{HASH}"})
-    with pytest.raises(InputError, match="--open True: there are tokens"):
+    with pytest.raises(InputError, match="open True: with tokens, every request needs one"):
         load(flags | {"open": True}, {variable("tokens"): f"alice:{HASH}"})
 
 
@@ -302,7 +302,7 @@ def test_rapid_token(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(made) == 2
     assert main(["token", "a b"]) == 2
     told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "rapid: NAME a b: choose 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'\n")
+    assert (told.out, told.err) == ("", "rapid: NAME a b: use 1 to 64 characters of A-Z, a-z, 0-9, '.', '_' and '-'\n")
 
 
 @pytest.mark.parametrize(
@@ -310,8 +310,8 @@ def test_rapid_token(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("", "--model: is missing; give the folder of a bundle"),
         ("--model /a/x --model /b/x", "--model ['/a/x', '/b/x']: two bundles are named x"),
-        ("--model m --host 0.0.0.0", "--host 0.0.0.0: would answer anyone"),
-        ("--model m --host 0.0.0.0 --open --no-open", "--host 0.0.0.0: would answer anyone"),
+        ("--model m --host 0.0.0.0", "--host 0.0.0.0: would serve anyone"),
+        ("--model m --host 0.0.0.0 --open --no-open", "--host 0.0.0.0: would serve anyone"),
         ("--model m --host 0.0.0.0 --open --port 70000", "--port 70000: should be less than or equal to 65535"),
         ("--model m --settings none.yaml", "--settings none.yaml: cannot be read"),
         ("--model m --cors-origin https://a --cors-origin x", "--cors-origin x: should be an origin"),
@@ -334,9 +334,9 @@ def test_flags_that_are_not_given_override_nothing(
     monkeypatch.setenv(variable("host"), "192.0.2.1")
     monkeypatch.setenv(variable("model"), "m")
     assert main(["serve"]) == 2
-    assert capsys.readouterr().err.startswith("rapid: RAPID_SERVE_HOST 192.0.2.1: would answer anyone")
+    assert capsys.readouterr().err.startswith("rapid: RAPID_SERVE_HOST 192.0.2.1: would serve anyone")
     monkeypatch.setenv(variable("open"), "true")
     assert main(["serve"]) == 2  # and then the port cannot be had
     assert capsys.readouterr().err.startswith("rapid: --host 192.0.2.1: not an address of this machine")
     assert main(["serve", "--no-open"]) == 2
-    assert capsys.readouterr().err.startswith("rapid: RAPID_SERVE_HOST 192.0.2.1: would answer anyone")
+    assert capsys.readouterr().err.startswith("rapid: RAPID_SERVE_HOST 192.0.2.1: would serve anyone")

@@ -49,9 +49,8 @@ def lines(client: httpx.Client, accept: str, **body: Any) -> list[dict[str, Any]
 @pytest.mark.parametrize("accept", ["application/x-ndjson", "text/event-stream"])
 def test_each_image_as_it_is_made(client: httpx.Client, generator: Generator, accept: str) -> None:
     start, *images, end = lines(client, accept, count=40, seed=3, labels=[4, 5, 6, 7] * 10)
-    assert start == {
-        "type": "start", "seed": 3, "count": 40, "model": generator.bundle.path.name, "privacy": generator.bundle.privacy
-    }  # fmt: skip
+    model = {"model": generator.bundle.path.name, "privacy": generator.bundle.privacy}
+    assert start == {"type": "start", "seed": 3, "count": 40} | model
     assert end == {"type": "end", "count": 40}
     assert [image["done"] for image in images] == list(range(1, 41))
     assert sorted(image["index"] for image in images) == list(range(40))
@@ -171,7 +170,7 @@ def test_the_entries_that_images_began_from(client: httpx.Client, generator: Gen
     for entry in answer["entries"]:
         response = client.get(f"/entries/{entry}")
         assert response.headers["content-type"] == "image/png"
-        np.testing.assert_array_equal(pixels(response.content), generator.record_image(entry))
+        np.testing.assert_array_equal(pixels(response.content), generator.record_images(np.array([entry]))[0])
     for bad, words in ((10**6, "entry"), (-1, "entry"), ("x", "entry"), ("0?model=other", "model")):
         response = client.get(f"/entries/{bad}")
         assert response.status_code == 422

@@ -1,9 +1,10 @@
-"""A line's images against the generator's own, whatever comes and goes meanwhile."""
+"""The images of a worker against those of `generate`, whatever other requests come and go."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -11,37 +12,38 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from rapid_server.line import Line
+from rapid_server.worker import Worker
 from tests_support import Fails
 
+from rapid.methods import open_generator
 from rapid.sampling.generate import generate
-from rapid.sampling.generator import Generator
-from rapid.sampling.request import Order
+from rapid.sampling.generator import Finished, Generator, Trajectories
+from rapid.sampling.request import Request
 
 Images = dict[int, NDArray[np.uint8]]
 
 
-def work(line: Line, found: dict[Order, Images], steps: int = 10**6) -> None:
-    while line.busy and steps:
-        step = line.step()
+def work(worker: Worker, found: dict[Request, Images], steps: int = 10**6) -> None:
+    while worker.busy and steps:
+        step = worker.step()
         steps -= 1
-        assert step.rows <= line.batch
-        for order, made in step.made:
-            for one in made:
-                assert one.place not in found[order]
-                found[order][one.place] = one.image
+        assert step.rows <= worker.batch
+        for request, images in step.images:
+            for one in images:
+                assert one.place not in found[request]
+                found[request][one.place] = one.image
 
 
-def check(generator: Generator, order: Order, images: Images) -> None:
-    labels = None if order.labels is None else order.labels.tolist()
-    expected = generate(generator, order.count, labels, order.seed).images.astype(int)
-    assert sorted(images) == list(range(order.count))
+def check(generator: Generator, request: Request, images: Images) -> None:
+    labels = None if request.labels is None else request.labels.tolist()
+    expected = generate(generator, request.count, labels, request.seed).images.astype(int)
+    assert sorted(images) == list(range(request.count))
     assert max(np.abs(images[place] - expected[place]).max() for place in images) <= 1
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    orders=st.lists(
+    requests=st.lists(
         st.tuples(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(0, 99), st.integers(0, 30)),
         min_size=1,
         max_size=5,
@@ -49,41 +51,52 @@ def check(generator: Generator, order: Order, images: Images) -> None:
     batch=st.integers(1, 40),
     gone=st.integers(0, 4),
 )
-def test_orders_come_and_go(
-    generator: Generator, orders: list[tuple[list[int], int, int]], batch: int, gone: int
+def test_requests_come_and_go(
+    generator: Generator, requests: list[tuple[list[int], int, int]], batch: int, gone: int
 ) -> None:
-    line = Line(generator, batch)
-    found: dict[Order, Images] = defaultdict(dict)
+    worker = Worker(generator, batch)
+    found: dict[Request, Images] = defaultdict(dict)
     taken = []
-    for labels, seed, steps in orders:
-        order = generator.order(len(labels), labels, seed)
-        line.add(order)
-        line.add(order)
-        taken.append(order)
-        work(line, found, steps)
+    for labels, seed, steps in requests:
+        request = worker.make_request(len(labels), labels, seed)
+        worker.add(request)
+        worker.add(request)
+        taken.append(request)
+        work(worker, found, steps)
         if len(taken) == gone:
-            line.remove(taken.pop())
-            line.remove(order)
-    work(line, found)
-    for order in taken:
-        check(generator, order, found[order])
+            worker.remove(taken.pop())
+            worker.remove(request)
+    work(worker, found)
+    for request in taken:
+        check(generator, request, found[request])
 
 
 def test_measured(generator: Generator) -> None:
-    line = Line(generator)
-    line.measure()
-    assert line.batch >= 1
-    assert not line.busy
-    order = generator.order(30, seed=4)
-    line.add(order)
-    found: dict[Order, Images] = defaultdict(dict)
-    work(line, found)
-    check(generator, order, found[order])
-    assert not line.busy
+    worker = Worker(generator)
+    worker.measure()
+    assert worker.batch >= 1
+    assert not worker.busy
+    request = worker.make_request(30, seed=4)
+    worker.add(request)
+    found: dict[Request, Images] = defaultdict(dict)
+    work(worker, found)
+    check(generator, request, found[request])
+    assert not worker.busy
 
 
-class Waits:
-    """A real generator on a machine on which each network call waits long, whatever its rows."""
+class SlowCalls:
+    """A real generator on a machine on which each network call waits long, however many rows it has."""
+
+    class Rows:
+        def __init__(self, rows: Trajectories) -> None:
+            self._rows = rows
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._rows, name)
+
+        def advance(self, rows: NDArray[np.int64]) -> Finished:
+            time.sleep(0.15)
+            return self._rows.advance(rows)
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
@@ -91,64 +104,65 @@ class Waits:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._generator, name)
 
-    def noise(self, *arguments: Any, **options: Any) -> Any:
-        time.sleep(0.15)
-        return self._generator.noise(*arguments, **options)
+    def trajectories(self) -> Any:
+        return self.Rows(self._generator.trajectories())
 
 
-def test_measured_at_a_bad_moment(generator: Generator) -> None:
-    """A step that takes long with one row is not made shorter by one row at a time."""
-    quick = generator.settings.model_copy(update={"steps": 2})
-    line = Line(cast(Generator, Waits(Generator(generator.bundle, generator.device, quick))))
-    line.measure()
-    assert line.batch >= 32
+def quick(private_bundle: Path, steps: int) -> Generator:
+    return open_generator(private_bundle, "cpu", ["generation.attempts=1", f"generation.steps={steps}"])
+
+
+def test_measured_at_a_bad_moment(private_bundle: Path) -> None:
+    """If one row takes long already, single rows would not make steps any shorter."""
+    worker = Worker(cast(Generator, SlowCalls(quick(private_bundle, 2))))
+    worker.measure()
+    assert worker.batch >= 32
 
 
 def test_a_fixed_batch_stays(generator: Generator) -> None:
-    line = Line(generator, 5)
-    line.measure()
-    assert line.batch == 5
+    worker = Worker(generator, 5)
+    worker.measure()
+    assert worker.batch == 5
 
 
 @pytest.mark.parametrize("size", [1, 4])
-def test_a_small_order_overtakes_a_large_one(generator: Generator, size: int) -> None:
+def test_a_small_request_overtakes_a_large_one(generator: Generator, size: int) -> None:
     """It needs few more steps than alone."""
 
-    def steps_until_done(line: Line, order: Order) -> int:
+    def steps_until_done(worker: Worker, request: Request) -> int:
         steps = 0
-        while order.missing:
-            line.step()
+        while request.missing:
+            worker.step()
             steps += 1
         return steps
 
-    alone = Line(generator, 16)
-    order = generator.order(size, seed=1)
-    alone.add(order)
-    own = steps_until_done(alone, order)
-    line = Line(generator, 16)
-    line.add(generator.order(300, seed=2))
+    alone = Worker(generator, 16)
+    request = alone.make_request(size, seed=1)
+    alone.add(request)
+    own = steps_until_done(alone, request)
+    worker = Worker(generator, 16)
+    worker.add(worker.make_request(300, seed=2))
     for _ in range(3):
-        line.step()
-    order = generator.order(size, seed=1)
-    line.add(order)
-    assert steps_until_done(line, order) <= own + 2
+        worker.step()
+    request = worker.make_request(size, seed=1)
+    worker.add(request)
+    assert steps_until_done(worker, request) <= own + 2
 
 
-def test_a_large_order_takes_little_of_the_decoder_beside_a_small_one(generator: Generator) -> None:
-    """Not measured, a step of n rows costs n: the large one may have one row beside four, and one latent decoded."""
-    quick = generator.settings.model_copy(update={"steps": 4})
-    noting = Fails(Generator(generator.bundle, generator.device, quick))
-    line = Line(cast(Generator, noting), 16)
-    large, small = (line.generator.order(count, seed=1) for count in (200, 4))
-    line.add(large)
+def test_a_large_request_gets_little_of_the_decoder_beside_a_small_one(private_bundle: Path) -> None:
+    """Before measurement a step of n rows costs n: beside four rows, the large request has one row and one latent."""
+    counting = Fails(quick(private_bundle, 4))
+    worker = Worker(cast(Generator, counting), 16)
+    large, small = (worker.make_request(count, seed=1) for count in (200, 4))
+    worker.add(large)
     while large.missing > 150:
-        line.step()
-    assert max(noting.decoded) > 5
-    noting.decoded.clear()
-    line.add(small)
+        worker.step()
+    assert max(counting.decoded) > 5
+    counting.decoded.clear()
+    worker.add(small)
     steps = 0
     while small.missing:
-        line.step()
+        worker.step()
         steps += 1
-    assert steps == noting.route().calls
-    assert max(noting.decoded) <= 5
+    assert steps == counting.calls()
+    assert max(counting.decoded) <= 5

@@ -1,22 +1,30 @@
-"""Sums of clipped per-example gradients of any module whose layers have a rule."""
+"""Sums of clipped per-example gradients of any network that treats examples separately."""
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.utils import parametrize
+from torch.utils import _pytree as pytree
 
+from rapid.dp.gradients.calls import Call, Layer, tensors_of
+from rapid.dp.gradients.fallback import Recorded, gradients_alone
 from rapid.dp.gradients.forms import Direct, Factors, Gradient, in_full_precision
-from rapid.dp.gradients.layers import Rule, UnsupportedLayer, rule_for
+from rapid.dp.gradients.graph import uses
+from rapid.dp.gradients.registry import RULES, UnsupportedLayer
 
 SMALL = 1 << 12
 """Elements of a parameter up to which its gradients are handled together with others."""
+ParameterContainer = nn.ParameterList | nn.ParameterDict
 Losses = Callable[[], Tensor]
 """Runs the network and returns one loss a row, float (rows,), each a function of its own example alone."""
 Sums = Callable[[], list[Tensor]]
@@ -26,27 +34,35 @@ Sums = Callable[[], list[Tensor]]
 class BookKeeper:
     """Clipped sums for the trainable parameters of `network` (those that require gradients now).
 
-    One forward pass and one backward pass for the activations: each layer's gradients are formed, or noted as a ghost,
-    when the backward pass comes by; when all norms are known the weighted sums are taken from what was noted.
+    One forward pass and one backward pass for the activations. When the backward pass comes by a layer, the layer's
+    rule forms the per-example gradients of its parameters, or notes what it needs to get their norms (a ghost). When
+    all norms are known, the weighted sums are computed from these. A layer without a rule is run again for each
+    example instead (see `rapid.dp.gradients.fallback`), which is slow: a UserWarning tells of it, once for each type.
 
-    Formal guarantee: if loss i depends on example i alone, and row i of what every trained layer is given and returns
+    Formal guarantee: if loss i depends on example i alone, and row i of the inputs and outputs of every trained layer
     belongs to loss i (a network that permutes its rows breaks this, unseen), the result changes by at most `clip_norm`
-    in l2 norm when one example is added or removed. Float32 limits it: gradients whose squares underflow (norms of
-    about 1e-19 times the norm of their factors) are taken for zero.
+    in l2 norm when one example is added or removed. The rules must be exact. Gradients whose squares underflow in
+    float32 (norms of about 1e-19 times the norm of their factors) are taken for zero.
 
-    | case                                    | what happens                                    |
-    |-----------------------------------------|-------------------------------------------------|
-    | gradient of norm 0                      | adds 0                                          |
-    | norm <= clip_norm                       | added as it is, but for margins of rounding     |
-    | any element or the norm not finite      | the example counts as zero                      |
-    | no examples                             | zeros; the network is not called                |
-    | a layer without a rule                  | UnsupportedLayer, before anything is computed   |
-    | batch normalisation, even frozen        | UnsupportedLayer, before anything is computed   |
-    | running statistics, changed buffers     | UnsupportedLayer, nothing is returned           |
-    | a parameter that two layers share       | UnsupportedLayer, before anything is computed   |
-    | a parameter used outside its layer      | UnsupportedLayer, nothing is returned           |
-    | losses that depend on other tensors     | UnsupportedLayer, before any gradient           |
-    | which require gradients                 |                                                 |
+    | case                                    | what happens                                         |
+    |-----------------------------------------|------------------------------------------------------|
+    | gradient of norm 0                      | adds 0                                               |
+    | norm <= clip_norm                       | added as it is, but for margins of rounding          |
+    | any element or the norm not finite      | the example counts as zero                           |
+    | no examples                             | zeros; the network is not called                     |
+    | batch normalisation, even frozen        | UnsupportedLayer, before anything is computed        |
+    | running statistics                      | UnsupportedLayer, before anything is computed        |
+    | a parameter that two layers share       | UnsupportedLayer, before anything is computed        |
+    | a parameter of a module without forward | UnsupportedLayer, before anything is computed        |
+    | a layer without a rule                  | the exact fallback, with a warning                   |
+    | ... that mixes examples or is random    | UnsupportedLayer, nothing is returned                |
+    | ... that `torch.func.vmap` cannot run   | UnsupportedLayer, nothing is returned                |
+    | a parameter used outside its layer      | UnsupportedLayer, nothing is returned                |
+    | what a layer computed but did not       | UnsupportedLayer, nothing is returned (layers        |
+    | return, used elsewhere                  | without a rule, or with one that is not single_use)  |
+    | buffers that change                     | UnsupportedLayer, nothing is returned                |
+    | losses that depend on other tensors     | UnsupportedLayer, before any gradient                |
+    | which require gradients                 |                                                      |
 
     Raises:
         UnsupportedLayer: see the table.
@@ -59,6 +75,7 @@ class BookKeeper:
         if not self.parameters:
             raise ValueError("no parameter is trainable")
         self._layers = _trainable_layers(network)
+        _warn_of_slow(self._layers.values())
 
     def zeros(self) -> list[Tensor]:
         """Zeros for sums, one tensor for each of `self.parameters`, at least float32."""
@@ -85,7 +102,7 @@ class BookKeeper:
         gradients = self._gradients(losses, count, multiplicity, multiplicity)
         total = into()
         parts = dict(zip(self.parameters, total, strict=True))
-        with _exact():
+        with _exact(self.parameters[0].device):
             held = _joined(gradients)
             norms = torch.stack([gradient.norms_squared() for gradient in held.values()]).sum(0).sqrt()
             factors = Factors(norms, clip_norm)
@@ -114,7 +131,7 @@ class BookKeeper:
         mean = self.zeros()
         for losses, draws in parts:
             gradients = self._gradients(losses, 1, draws, multiplicity)
-            with _exact():
+            with _exact(self.parameters[0].device):
                 for parameter, part in zip(self.parameters, mean, strict=True):
                     if (gradient := gradients.pop(parameter, None)) is not None:
                         part.add_(gradient.weighted_sum(Factors.ones(part)))
@@ -128,10 +145,11 @@ class BookKeeper:
         """Per-example gradients, of sum of losses / divisor, of all parameters that the losses reach."""
         book = _Book(self._layers, count, count * draws)
         # before the hooks of others, which may change the output
-        hooks = [layer.register_forward_hook(book.record, prepend=True) for layer in self._layers]
+        hooks = [m.register_forward_hook(book.record, prepend=True, with_kwargs=True) for m in self._layers]
         versions = [(buffer, buffer._version) for buffer in self.network.buffers()]
         try:
-            values = losses()
+            with _without_cast_cache():
+                values = losses()
         finally:
             for hook in hooks:
                 hook.remove()
@@ -141,76 +159,94 @@ class BookKeeper:
             raise ValueError(f"losses must have shape ({count * draws},), not {tuple(values.shape)}")
         if not values.requires_grad:
             raise ValueError("the losses depend on no trained parameter")
-        leaves = _leaves(values)
+        leaves = Counter(use.leaf for use in uses(values))
         if not leaves.keys() <= set(self.parameters):
             raise UnsupportedLayer("the losses depend on a tensor that requires gradients and is not trained here")
         if book.roots:
             torch.autograd.grad(values.sum() / divisor, book.roots, allow_unused=True)
-        book.check(leaves)
+        book.check(values, leaves)
         return book.gradients
 
 
 class _Book:
     """What is noted during one forward and one backward pass."""
 
-    def __init__(self, layers: dict[nn.Module, tuple[str, Rule]], count: int, rows: int) -> None:
+    def __init__(self, layers: dict[nn.Module, Layer], count: int, rows: int) -> None:
         self.roots: list[GradientEdge] = []
         self.gradients: dict[nn.Parameter, Gradient] = {}
         self._layers = layers
         self._count = count
         self._rows = rows
-        self._calls: Counter[nn.Module] = Counter()
-        self._received: Counter[nn.Module] = Counter()
+        self._calls: list[Call] = []
+        self._calls_of: Counter[nn.Module] = Counter()
 
-    def record(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+    def record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Forward hook of a layer."""
-        name = self._layers[layer][0]
-        if not output.requires_grad:
-            return
-        if not args:
-            raise UnsupportedLayer(f"layer '{name}' was called with keyword arguments only")
-        if len(args[0]) != self._rows:
-            raise UnsupportedLayer(f"layer '{name}' was called with other than one row an example and draw")
-        self._calls[layer] += 1
-        # fires for the output as it is now, even if later code works in place on it
-        output.register_hook(partial(self._receive, layer, [args[0].detach()], args[0]._version))
-        if not args[0].requires_grad:
-            self.roots.append(get_gradient_edge(output))
+        layer = self._layers[module]
+        tensors = tensors_of(output)
+        if sum(tensor.requires_grad for tensor in tensors) > 1:
+            # an output may be computed from another one: what follows must use a copy, whose gradient is its own
+            output = pytree.tree_map_only(Tensor, Tensor.clone, output)
+            tensors = tensors_of(output)
+        outputs = {number: tensor for number, tensor in enumerate(tensors) if tensor.requires_grad}
+        if not outputs:
+            return output
+        call = Call(layer, args, kwargs, outputs, self._rows)
+        self._calls.append(call)
+        self._calls_of[module] += 1
+        given = any(tensor.requires_grad for tensor in tensors_of((args, kwargs)))
+        for number, tensor in outputs.items():
+            recorded = None if layer.registered else Recorded(tensor)
+            # fires for the output as it is now, even if later code works in place on it
+            tensor.register_hook(partial(self._receive, call, number, recorded))
+            if layer.registered is None or not given:
+                self.roots.append(get_gradient_edge(tensor))
+        return output
 
-    def check(self, uses: Mapping[nn.Parameter, int]) -> None:
-        """Compare how often the graph uses each parameter with the calls that were seen.
+    def check(self, losses: Tensor, leaves: Mapping[Tensor, int]) -> None:
+        """Compare how the graph of the losses uses the parameters with the calls that were seen.
 
         Raises:
-            UnsupportedLayer: a parameter has other uses than the calls of its layer.
+            UnsupportedLayer: a parameter, or something that a layer computed from it, is used elsewhere.
         """
-        for layer, (name, _) in self._layers.items():
-            for parameter in layer.parameters(recurse=False):
-                if uses.get(parameter, 0) > self._received[layer]:
-                    raise UnsupportedLayer(f"a parameter of layer '{name}' is used outside of the layer's forward")
+        expected: Counter[nn.Parameter] = Counter()
+        for call in self._calls:
+            expected += call.expected_uses()
+            if call.region is not None and call.region.is_entered(losses):
+                raise call.layer.refuse("computed something that is used elsewhere, though it was not returned")
+        for layer in self._layers.values():
+            for name, parameter in layer.owned.items():
+                if leaves.get(parameter, 0) > expected[parameter]:
+                    raise layer.refuse(f"has a parameter, '{name}', that is used outside of the layer's forward")
 
-    def _receive(self, layer: nn.Module, seen: list[Tensor], version: int, grad: Tensor) -> None:
-        """Hook on the output of a call: the rule of the layer turns input and gradient into per-example gradients."""
-        name, rule = self._layers[layer]
-        # the hook lives as long as the graph, but the input is held no longer than needed
-        x = seen.pop()
-        self._received[layer] += 1
-        if x._version != version:
-            raise UnsupportedLayer(f"the input of layer '{name}' was changed in place after the layer had read it")
-        with _exact():
-            found = rule(layer, x, grad, self._count)
-            for parameter_name, gradient in found.items():
-                parameter = layer.get_parameter(parameter_name)
-                earlier = self.gradients.get(parameter)
-                if self._calls[layer] == 1:
-                    self.gradients[parameter] = gradient
-                elif isinstance(earlier, Direct):
-                    earlier.add(gradient)
-                else:
-                    self.gradients[parameter] = gradient.instantiate()
+    def _receive(self, call: Call, output: int, recorded: Recorded | None, grad: Tensor) -> None:
+        """Hook on an output of a call: from its inputs and this gradient to per-example gradients."""
+        layer = call.layer
+        with _exact(grad.device):
+            call.check_unchanged()
+            call.receive(output)
+            if recorded is not None:
+                found = gradients_alone(call, output, recorded, grad, self._count)
+            else:
+                assert layer.registered is not None
+                found = layer.registered.rule(layer.module, grad, self._count, *call.inputs)
+                if found.keys() != layer.owned.keys():
+                    odd = ", ".join(sorted(found.keys() ^ layer.owned.keys()))
+                    raise layer.refuse(f"has a rule that is not for these trainable parameters: {odd}; freeze them")
+            call.release(output)
+            for name, gradient in found.items():
+                self._add(layer.owned[name], gradient, once=self._calls_of[layer.module] == 1)
+
+    def _add(self, parameter: nn.Parameter, gradient: Gradient, *, once: bool) -> None:
+        earlier = self.gradients.get(parameter)
+        if isinstance(earlier, Direct):
+            earlier.add(gradient)
+        else:
+            self.gradients[parameter] = gradient if once else gradient.instantiate()
 
 
 def _joined(gradients: dict[nn.Parameter, Gradient]) -> dict[tuple[nn.Parameter, ...], Gradient]:
-    """The gradients, taken over, by their parameters: many small ones as one, because calls cost more than sums."""
+    """Empty `gradients` into a dictionary by parameters, small ones joined into one: calls cost more than sums."""
     small = {p: g.gradients for p, g in gradients.items() if isinstance(g, Direct) and p.numel() <= SMALL}
     result: dict[tuple[nn.Parameter, ...], Gradient] = {(p,): g for p, g in gradients.items() if p not in small}
     if small:
@@ -219,53 +255,90 @@ def _joined(gradients: dict[nn.Parameter, Gradient]) -> dict[tuple[nn.Parameter,
     return result
 
 
-def _leaves(losses: Tensor) -> Counter[nn.Parameter]:
-    """The tensors at which the graph of the losses ends, with the number of places that use each."""
-    found: Counter[nn.Parameter] = Counter()
-    start = losses.grad_fn
-    pending, seen = [start], {start}
-    while pending:
-        node = pending.pop()
-        assert node is not None
-        for following, _ in node.next_functions:
-            if following is None:
-                continue
-            if hasattr(following, "variable"):
-                found[following.variable] += 1
-            elif following not in seen:
-                seen.add(following)
-                pending.append(following)
-    return found
-
-
 @contextmanager
-def _exact() -> Iterator[None]:
+def _exact(device: torch.device) -> Iterator[None]:
     """No autograd; convolutions and matrix products in float32, not in the ten bits of TF32 or fewer."""
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        with (
+            torch.no_grad(),
+            torch.autocast(device.type, enabled=False),
+            torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
+        ):
             yield
     finally:
         torch.set_float32_matmul_precision(precision)
 
 
-def _trainable_layers(network: nn.Module) -> dict[nn.Module, tuple[str, Rule]]:
-    layers: dict[nn.Module, tuple[str, Rule]] = {}
+@contextmanager
+def _without_cast_cache() -> Iterator[None]:
+    """Autocast casts a parameter anew for each use, so that the graph shows all uses."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
+
+
+def _trainable_layers(network: nn.Module) -> dict[nn.Module, Layer]:
+    """The layers that own trainable parameters.
+
+    Raises:
+        UnsupportedLayer: a layer that mixes examples or keeps statistics of them, or a parameter that two layers share.
+    """
+    layers: dict[nn.Module, Layer] = {}
     owner: dict[nn.Parameter, str] = {}
-    for name, layer in network.named_modules():
-        if isinstance(layer, _BatchNorm):
-            raise UnsupportedLayer(f"layer '{name}' ({type(layer).__name__}) mixes examples; use group normalisation")
-        if isinstance(layer, _NormBase) and layer.track_running_stats:
-            raise UnsupportedLayer(f"layer '{name}' ({type(layer).__name__}) keeps statistics of what it saw")
-        trained = {own_name: p for own_name, p in layer.named_parameters(recurse=False) if p.requires_grad}
-        own = list(trained.values())
-        for parameter in own:
+    seen: set[nn.Module] = set()
+    for name, module in network.named_modules():
+        _refuse_mixing(module, name)
+        if module in seen:
+            continue
+        owned: dict[str, nn.Parameter] = {}
+        for prefix, part in _parts(module).items():
+            seen.add(part)
+            owned |= {prefix + own: p for own, p in part.named_parameters(recurse=False) if p.requires_grad}
+        for parameter in owned.values():
             if parameter in owner:
                 raise UnsupportedLayer(f"layers '{owner[parameter]}' and '{name}' share a parameter")
             owner[parameter] = name
-        if own:
-            layers[layer] = (name, rule_for(layer, name))
-            if other := trained.keys() - {"weight", "bias"}:
-                raise UnsupportedLayer(f"layer '{name}' has an unusual parameter '{min(other)}'; freeze it")
+        if owned:
+            layers[module] = Layer(module, name, owned, RULES.get(type(module)))
+            if type(module).forward is nn.Module.forward:
+                raise layers[module].refuse(f"has a parameter, '{next(iter(owned))}', but no forward pass")
     return layers
+
+
+def _parts(module: nn.Module) -> dict[str, nn.Module]:
+    """The layer and those below it whose parameters its forward pass uses without calling them, by prefix of names."""
+    whole = isinstance(module, nn.MultiheadAttention) or parametrize.is_parametrized(module)
+    return {
+        f"{name}." if name else "": part
+        for name, part in module.named_modules()
+        if whole or part is module or (isinstance(part, ParameterContainer) and "." not in name)
+    }
+
+
+def _refuse_mixing(module: nn.Module, name: str) -> None:
+    kind = type(module).__name__
+    if isinstance(module, _BatchNorm):
+        raise UnsupportedLayer(f"layer '{name}' ({kind}) mixes examples; use group normalisation")
+    if isinstance(module, _NormBase) and module.track_running_stats:
+        raise UnsupportedLayer(f"layer '{name}' ({kind}) keeps statistics of what it saw")
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (
+        module.max_norm is not None or module.scale_grad_by_freq
+    ):
+        raise UnsupportedLayer(f"layer '{name}' ({kind}) with max_norm or scale_grad_by_freq mixes examples")
+
+
+def _warn_of_slow(layers: Iterable[Layer]) -> None:
+    """One warning for each type of layer without a rule."""
+    slow = {type(layer.module): layer for layer in reversed(list(layers)) if layer.registered is None}
+    for kind, layer in slow.items():
+        warnings.warn(
+            f"layer '{layer.name}' ({kind.__name__}) has no per-example rule: its gradients are exact but slow; "
+            "rapid.dp.gradients.register adds a rule",
+            UserWarning,
+            stacklevel=3,
+        )

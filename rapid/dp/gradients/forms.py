@@ -1,11 +1,11 @@
 """The forms in which the per-example gradients of one parameter are held until their norms are known.
 
-`Direct` keeps the gradients themselves. The others are "ghosts": they keep what a layer saw and what came back, get the
-norms from inner products between positions, and form only the weighted sum, as ordinary training does. Which form is
-cheaper for a layer is told by `ghost_is_cheaper`.
+`Direct` keeps the gradients themselves. The others are "ghosts": they keep a layer's inputs and output gradients,
+compute the norms from inner products between positions, and form only the weighted sum, as ordinary training does.
+`ghost_is_cheaper` chooses between the two.
 
-Source: Bu, Wang, Zha, Karypis: Differentially private optimization on large model at small cost (ICML 2023). That the
-inner products of a convolution's patches are sums of those of its pixels, which spares the patches, is ours.
+Source: Bu, Wang, Zha, Karypis: Differentially private optimization on large model at small cost (ICML 2023). New here:
+the inner products of a convolution's patches are computed as sums of those of its pixels, without forming the patches.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ CANCELLATION = 16
 Errors of an inner product grow like the root of its length: this is for lengths of up to a thousand or so.
 """
 ACCESS = 15
-"""Multiplications that take as long as one access of a float in memory, on CPUs and GPUs of today, roughly."""
+"""Multiplications in the time of one access to a float in memory, roughly, on current CPUs and GPUs."""
 CHUNK = 1 << 21
-"""Floats of patches that are formed at a time: few enough to stay in the cache."""
+"""Floats of patches to form at a time: few enough to stay in the cache."""
 MATRIX = 1 << 16
-"""Elements up to which a linear map of pixel products is applied as a matrix."""
+"""Elements up to which the linear map of pixel products is applied as one matrix product."""
 
 
 class Factors:
-    """How much of each example's gradient enters the sum: min(1, clip_norm / norm), or nothing if it is not finite.
+    """Weight of each example's gradient in the sum: min(1, clip_norm / norm), or 0 where the norm is not finite.
 
     Args:
         norms: float (N,).
@@ -50,7 +50,7 @@ class Factors:
 
     @classmethod
     def ones(cls, like: Tensor) -> Self:
-        """Factors that leave a single example as it is; the norm of the result must be looked at."""
+        """Factors that leave a single example as it is; the caller must check the norm of the result."""
         return cls(like.new_zeros(1), 1.0)
 
     def scaled(self, rows: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class Factors:
         return rows.reshape(len(self.values), -1).index_fill(0, self._dropped, 0).view(rows.shape)
 
     def combine(self, gradients: Tensor) -> Tensor:
-        """sum_i factor_i gradients_i of (N, ...), in place for what is not finite."""
+        """sum_i factor_i gradients_i of (N, ...); sets gradients that are not finite to 0 in place."""
         rows = gradients.flatten(1).index_fill_(0, self._dropped, 0)
         return (self.values @ rows).view(gradients.shape[1:])
 
@@ -75,7 +75,7 @@ class Gradient(ABC):
 
     @abstractmethod
     def norms_squared(self) -> Tensor:
-        """Float (N,), an upper bound that exceeds the true value by rounding only."""
+        """Float (N,), an upper bound, above the true value by rounding margins only."""
 
     @abstractmethod
     def weighted_sum(self, factors: Factors) -> Tensor:
@@ -294,7 +294,7 @@ class _Shift(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _shift_matrix(shift: _Shift, size: int) -> Tensor:
-    """The map of `_Shift.slices` as a matrix: for small images one product is faster than many slices."""
+    """The map of `_Shift.slices` as a matrix: faster than many slices for small images."""
     return shift.slices(torch.eye(size))
 
 
@@ -308,10 +308,11 @@ def _span(offset: int, stride: int, inputs: int, outputs: int) -> tuple[slice, s
 
 
 def _inner(first: Tensor, second: Tensor, count: int | None = None) -> Tensor:
-    """<first_i, second_i> for Gram matrices (N * groups, P, P), raised by what rounding may have taken away; (N,).
+    """<first_i, second_i> for Gram matrices (N * groups, P, P), plus a bound on the rounding error; float (N,).
 
-    The sum may cancel down to less than its rounding error, and a norm that is too small would let an example through
-    the clipping. With b_t = |a_t| |g_t| all terms together are at most (sum_t b_t)^2, which bounds that error.
+    The terms may cancel until the sum is smaller than its rounding error, and with too small a norm an example would be
+    clipped too little. With b_t = |a_t| |g_t| the terms sum to at most (sum_t b_t)^2, to which the bound is
+    proportional.
     """
     products = first * second
     inner = products.flatten(1).sum(1).clamp_(min=0)
@@ -321,15 +322,15 @@ def _inner(first: Tensor, second: Tensor, count: int | None = None) -> Tensor:
 
 
 def in_full_precision(x: Tensor) -> Tensor:
-    """At least float32: norms and sums are never taken in less."""
+    """`x` in at least float32, for norms and sums; integers and booleans as they are."""
     return x.to(torch.promote_types(x.dtype, torch.float32)) if x.is_floating_point() else x
 
 
 def ghost_is_cheaper(positions: int, width: int, elements: int, kernel: int = 1) -> bool:
-    """Whether a ghost costs less time than instantiated gradients, for an example.
+    """Whether a ghost takes less time than instantiated gradients, for one example.
 
-    A ghost pays for P^2 inner products, of pixels in and out, and for adding them up over the kernel. Instantiation
-    multiplies no more than ordinary training, but less efficiently (by a quarter, measured), and writes and reads each
+    A ghost costs P^2 inner products, of inputs and of output gradients, and their sums over the kernel. Instantiation
+    costs as many multiplications as ordinary training, which count a quarter here (measured), and writes and reads each
     example's gradient.
 
     Args:

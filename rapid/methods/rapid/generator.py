@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from rapid.methods.rapid.neighbours import ClassRecords, choose_neighbours
 from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.probe.network import Probe
-from rapid.runtime import choose_device, place
+from rapid.runtime import place
 from rapid.sampling.solver_trajectories import Entry, Phase, Route, SolverTrajectories
 from rapid.sampling.streams import Streams, normal
 
@@ -106,15 +105,6 @@ class RapidGenerator:
         self.start = self.max_steps if from_noise else self.settings.start or self._bundle_settings.late_start
         self._routes: dict[int, Route] = {}
 
-    @classmethod
-    def open(cls, path: Path, device: str = "auto", settings: GenerationSettings | None = None) -> RapidGenerator:
-        """Open a bundle for sampling.
-
-        Raises:
-            InputError: no finished bundle, parts that do not belong together, or an unknown device.
-        """
-        return cls(Bundle.open(path, "model"), choose_device(device), settings)
-
     @property
     def steps(self) -> int:
         """Network calls from T to 0 if retrieval skipped none."""
@@ -155,21 +145,23 @@ class RapidGenerator:
         portions = self._portions(to_unit_range(images, self.device))
         return torch.cat([self._probe.probabilities(some) for some in portions]).cpu().numpy()
 
+    @property
+    def records(self) -> int:
+        """Number of knowledge base records."""
+        return len(self._knowledge_base)
+
     @torch.no_grad()
-    def record_image(self, record: int) -> NDArray[np.uint8]:
-        """The public image that a knowledge base record stands for: its value, denoised in one step.
+    def record_images(self, records: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """The public images that knowledge base records stand for: their values, denoised in one step.
 
         Raises:
             InputError: no such record; the field is "record".
         """
-        if not 0 <= record < len(self._knowledge_base):
-            raise InputError("record", f"must lie in 0..{len(self._knowledge_base) - 1}", record)
-        values = self._values(np.array([record]))
-        t = torch.full((1,), self._bundle_settings.retrieval.v, device=self.device)
-        image: NDArray[np.uint8] = self.decode(
-            self._schedule.denoise(values, self.predict(PUBLIC, values, t, None), t)
-        )[0]
-        return image
+        for record in records[(records < 0) | (records >= self.records)].tolist():
+            raise InputError("record", f"must lie in 0..{self.records - 1}", record)
+        values = self._values(records)
+        t = torch.full((len(records),), self._bundle_settings.retrieval.v, device=self.device)
+        return self.decode(self._schedule.denoise(values, self.predict(PUBLIC, values, t, None), t))
 
     def route(self, steps: int | None = None) -> Route:
         """The network calls of an image: an early phase unless there is no query, and the late phase.

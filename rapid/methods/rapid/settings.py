@@ -56,7 +56,7 @@ class KnowledgeBaseSettings(Section):
     batch_size: int = Field(1000, ge=1, description="images encoded at a time")
 
 
-class PrivateSettings(DpSgdSettings):
+class RapidPrivateSettings(DpSgdSettings):
     """The private stage (Algorithm 2)."""
 
     objective: Literal["rapid", "late", "ldm"] = Field(
@@ -137,7 +137,7 @@ class RapidSettings(MethodSettings):
     encoder: EncoderSettings = EncoderSettings()
     knowledge_base: KnowledgeBaseSettings = KnowledgeBaseSettings()
     probe: ProbeSettings = ProbeSettings()
-    private: PrivateSettings = PrivateSettings()
+    private: RapidPrivateSettings = RapidPrivateSettings()
     generation: GenerationSettings = GenerationSettings()
 
     @model_validator(mode="after")

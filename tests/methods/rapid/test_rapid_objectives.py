@@ -10,14 +10,16 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from rapid.bundle.format import Bundle
-from rapid.config.presets import apply_overrides
-from rapid.config.sections import ScheduleSettings, Settings
+from rapid.bundle import Bundle
+from rapid.config.sections import ScheduleSettings
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import retrieval_loss
 from rapid.dp.randomness import Randomness
+from rapid.methods import apply_overrides
+from rapid.methods.rapid.knowledge_base import open_knowledge_base
 from rapid.methods.rapid.objectives import PrivateObjective, Retriever, trained_timesteps
-from rapid.nn import Denoiser
+from rapid.methods.rapid.settings import RapidSettings
+from rapid.nn import Denoiser, TrajectoryEncoder
 
 V = 200
 SCHEDULE = Schedule.build(ScheduleSettings())
@@ -41,7 +43,7 @@ def test_the_implied_noise_leads_to_the_value() -> None:
     torch.testing.assert_close(SCHEDULE.diffuse(x0, SCHEDULE.implied_noise(x0, value, t), t), value)
 
 
-def test_gradient_equals_autograd_through_the_formula(tiny_settings: Settings) -> None:
+def test_gradient_equals_autograd_through_the_formula(tiny_settings: RapidSettings) -> None:
     torch.manual_seed(0)
     denoiser = Denoiser.build(tiny_settings, 3)
     count = 5
@@ -70,23 +72,24 @@ def test_gradient_equals_autograd_through_the_formula(tiny_settings: Settings) -
             torch.testing.assert_close(mine, other.float(), rtol=1e-3, atol=1e-5 * whole)
 
 
-def make_objective(bundle: Bundle, settings: Settings, name: str, dropout: float = 0.0) -> PrivateObjective:
+def make_objective(bundle: Bundle, settings: RapidSettings, name: str, dropout: float = 0.0) -> PrivateObjective:
     chosen = apply_overrides(
         settings.model_dump(mode="json"), [f"private.objective={name}", f"private.label_dropout={dropout}"]
     )
-    public = bundle.public_denoiser()
+    public = bundle.component("denoiser", Denoiser)
     schedule = Schedule.build(chosen.schedule)
-    retriever = Retriever(schedule, public, bundle.encoder(), bundle.knowledge_base(), chosen.retrieval.k)
-    latents = torch.randn(9, *chosen.latent_shape, generator=torch.Generator().manual_seed(1))
-    return PrivateObjective(
-        chosen, public.with_classes(4), retriever if name == "rapid" else None, latents,
-        torch.arange(9) % 4, Randomness(),
-    )  # fmt: skip
+    encoder = bundle.component("encoder", TrajectoryEncoder)
+    retriever = Retriever(schedule, public, encoder, open_knowledge_base(bundle), chosen.retrieval.k)
+    return PrivateObjective(chosen, public.with_classes(4), retriever if name == "rapid" else None, Randomness())
+
+
+def nine_latents(settings: RapidSettings) -> Tensor:
+    return torch.randn(9, *settings.latent_shape, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize(("name", "last"), [("rapid", V), ("late", V), ("ldm", 1000)])
 def test_timesteps_are_uniform_up_to_the_last_that_is_trained(
-    name: str, last: int, public_bundle: Path, tiny_settings: Settings
+    name: str, last: int, public_bundle: Path, tiny_settings: RapidSettings
 ) -> None:
     objective = make_objective(Bundle.open(public_bundle, "base"), tiny_settings, name)
     assert trained_timesteps(objective.settings) == last
@@ -95,12 +98,13 @@ def test_timesteps_are_uniform_up_to_the_last_that_is_trained(
     assert stats.chisquare(np.bincount(t, minlength=last + 1)[1:]).pvalue > 1e-5
 
 
-def test_retrieval_is_the_nearest_key(public_bundle: Path, tiny_settings: Settings) -> None:
+def test_retrieval_is_the_nearest_key(public_bundle: Path, tiny_settings: RapidSettings) -> None:
     bundle = Bundle.open(public_bundle, "base")
     objective = make_objective(bundle, tiny_settings, "rapid")
     retriever, draws = objective.retriever, objective.draw(9)
     assert retriever is not None
-    found = retriever.retrieve(objective.latents, draws.eps)
+    latents = nine_latents(tiny_settings)
+    found = retriever.retrieve(latents, draws.eps)
     # keys once more from the faiss file, and a search by hand
     import faiss
 
@@ -108,35 +112,37 @@ def test_retrieval_is_the_nearest_key(public_bundle: Path, tiny_settings: Settin
     keys = torch.from_numpy(stored.reconstruct_n(0, stored.ntotal))
     values = torch.from_numpy(np.load(public_bundle / "knowledge_base" / "values.npy"))
     k = torch.full((9,), tiny_settings.retrieval.k)
-    x_k = SCHEDULE.diffuse(objective.latents, draws.eps, k)
+    x_k = SCHEDULE.diffuse(latents, draws.eps, k)
     with torch.no_grad():
-        public = bundle.public_denoiser()
-        queries = bundle.encoder()(SCHEDULE.denoise(x_k, public(x_k, k, public.null_labels(9)), k))
+        public = bundle.component("denoiser", Denoiser)
+        encoder = bundle.component("encoder", TrajectoryEncoder)
+        queries = encoder(SCHEDULE.denoise(x_k, public(x_k, k, public.null_labels(9)), k))
     torch.testing.assert_close(found, values[torch.cdist(queries, keys).argmin(1)])
 
 
-def test_beyond_v_the_value_is_diffused_on(public_bundle: Path, tiny_settings: Settings) -> None:
+def test_beyond_v_the_value_is_diffused_on(public_bundle: Path, tiny_settings: RapidSettings) -> None:
     """With private.start, Eq. 5 is taken at that step: its input there is the value, further along with noise."""
     bundle = Bundle.open(public_bundle, "base")
     later = apply_overrides(tiny_settings.model_dump(mode="json"), ["private.start=600"])
     objective = make_objective(bundle, later, "rapid")
     draws = objective.draw(9)._replace(t=torch.full((9,), 600))
     assert objective.retriever is not None
-    value = objective.retriever.retrieve(objective.latents, draws.eps)
+    latents = nine_latents(tiny_settings)
+    value = objective.retriever.retrieve(latents, draws.eps)
     betas = np.linspace(0.0015**0.5, 0.0155**0.5, 1000) ** 2
     abar = np.concatenate([[1.0], np.cumprod(1 - betas)])
     ratio = abar[600] / abar[V]
     expected = ratio**0.5 * value + (1 - ratio) ** 0.5 * draws.onward
     seen: list[Tensor] = []
     objective.denoiser.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    objective.losses(torch.arange(9), draws)
+    objective.losses(latents, torch.arange(9) % 4, draws)
     torch.testing.assert_close(seen[-1], expected.float(), rtol=1e-3, atol=1e-4)
     assert trained_timesteps(later) == 600
     t = objective.draw(20_000).t
     assert (int(t.min()), int(t.max())) == (1, 600)
 
 
-def test_dropped_labels_become_the_null_class(public_bundle: Path, tiny_settings: Settings) -> None:
+def test_dropped_labels_become_the_null_class(public_bundle: Path, tiny_settings: RapidSettings) -> None:
     objective = make_objective(Bundle.open(public_bundle, "base"), tiny_settings, "ldm", dropout=0.3)
     share = objective.draw(50_000).dropped.float().mean().item()
     assert share == pytest.approx(0.3, abs=0.02)
@@ -146,8 +152,7 @@ def test_dropped_labels_become_the_null_class(public_bundle: Path, tiny_settings
     draws = objective.draw(9)
     dropped = draws._replace(dropped=torch.ones(9, dtype=torch.bool))
     kept = draws._replace(dropped=torch.zeros(9, dtype=torch.bool))
-    indices = torch.arange(9)
-    null = objective.losses(indices, dropped)
-    assert not torch.allclose(null, objective.losses(indices, kept))
-    objective.labels = torch.full((9,), 4)
-    torch.testing.assert_close(null, objective.losses(indices, kept))
+    latents, labels = nine_latents(tiny_settings), torch.arange(9) % 4
+    null = objective.losses(latents, labels, dropped)
+    assert not torch.allclose(null, objective.losses(latents, labels, kept))
+    torch.testing.assert_close(null, objective.losses(latents, torch.full((9,), 4), kept))

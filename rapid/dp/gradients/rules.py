@@ -1,11 +1,9 @@
-"""One short rule a layer type: from what a layer saw and what came back to the per-example gradients of its parameters.
+"""The built-in rules: short functions from what a layer saw and what came back to per-example gradients.
 
 A rule is given rows: K consecutive rows belong to one example, K = 1 unless several draws of an example are averaged.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -19,18 +17,11 @@ from rapid.dp.gradients.forms import (
     ghost_is_cheaper,
     in_full_precision,
 )
+from rapid.dp.gradients.registry import register
 
 
-class UnsupportedLayer(TypeError):
-    """A layer whose per-example gradients are not known here, or one that is used in a way that the rules exclude."""
-
-
-Rule = Callable[[nn.Module, Tensor, Tensor, int], dict[str, Gradient]]
-"""(layer, its input (N * K, ...), d(losses) / d(output) (N * K, ...), N) -> gradients of its parameters by name."""
-
-
-def _linear(layer: nn.Module, x: Tensor, grad: Tensor, count: int) -> dict[str, Gradient]:
-    assert isinstance(layer, nn.Linear)
+@register(nn.Linear, single_use=True)
+def _linear(layer: nn.Linear, grad: Tensor, count: int, x: Tensor) -> dict[str, Gradient]:
     a, g = x.reshape(count, -1, layer.in_features), grad.reshape(count, -1, layer.out_features)
     result: dict[str, Gradient] = {}
     if layer.weight.requires_grad:
@@ -42,8 +33,8 @@ def _linear(layer: nn.Module, x: Tensor, grad: Tensor, count: int) -> dict[str, 
     return result
 
 
-def _conv2d(layer: nn.Module, x: Tensor, grad: Tensor, count: int) -> dict[str, Gradient]:
-    assert isinstance(layer, nn.Conv2d)
+@register(nn.Conv2d, single_use=True)
+def _conv2d(layer: nn.Conv2d, grad: Tensor, count: int, x: Tensor) -> dict[str, Gradient]:
     result: dict[str, Gradient] = {}
     if layer.weight.requires_grad:
         ghost = ConvolutionGhost(layer, x, grad, count)
@@ -56,24 +47,23 @@ def _conv2d(layer: nn.Module, x: Tensor, grad: Tensor, count: int) -> dict[str, 
     return result
 
 
-def _group_norm(layer: nn.Module, x: Tensor, grad: Tensor, count: int) -> dict[str, Gradient]:
-    assert isinstance(layer, nn.GroupNorm)
+@register(nn.GroupNorm, single_use=True)
+def _group_norm(layer: nn.GroupNorm, grad: Tensor, count: int, x: Tensor) -> dict[str, Gradient]:
     normalised = F.group_norm(in_full_precision(x), layer.num_groups, eps=layer.eps)
     return _affine(layer, normalised, grad, count, (1,))
 
 
-def _layer_norm(layer: nn.Module, x: Tensor, grad: Tensor, count: int) -> dict[str, Gradient]:
-    assert isinstance(layer, nn.LayerNorm)
+@register(nn.LayerNorm, single_use=True)
+def _layer_norm(layer: nn.LayerNorm, grad: Tensor, count: int, x: Tensor) -> dict[str, Gradient]:
     shape = list(layer.normalized_shape)
-    return _affine(
-        layer, F.layer_norm(in_full_precision(x), shape, eps=layer.eps), grad, count, tuple(range(-len(shape), 0))
-    )
+    normalised = F.layer_norm(in_full_precision(x), shape, eps=layer.eps)
+    return _affine(layer, normalised, grad, count, tuple(range(-len(shape), 0)))
 
 
 def _affine(
     layer: nn.GroupNorm | nn.LayerNorm, normalised: Tensor, grad: Tensor, count: int, kept: tuple[int, ...]
 ) -> dict[str, Gradient]:
-    """Scale and shift after a normalisation: all dimensions but the batch and those of the parameter are summed."""
+    """Scale and shift after a normalisation: sums over all dimensions but the batch and the parameter's."""
     grad = in_full_precision(grad)
     keep = {0} | {dim % grad.ndim for dim in kept}
     dims = [dim for dim in range(grad.ndim) if dim not in keep]
@@ -85,13 +75,13 @@ def _affine(
     if layer.weight.requires_grad:
         result["weight"] = reduce(normalised.mul_(grad))
     if _trains_bias(layer):
-        # a copy where nothing is summed: what the form holds must be its own
+        # a copy where nothing is summed, because the form must own its tensor
         result["bias"] = reduce(grad if dims else grad.clone())
     return result
 
 
-def _embedding(layer: nn.Module, x: Tensor, grad: Tensor, count: int) -> dict[str, Gradient]:
-    assert isinstance(layer, nn.Embedding)
+@register(nn.Embedding, single_use=True)
+def _embedding(layer: nn.Embedding, grad: Tensor, count: int, x: Tensor) -> dict[str, Gradient]:
     indices, g = x.reshape(count, -1), grad.reshape(count, -1, layer.embedding_dim)
     if layer.padding_idx is not None:
         g = g.masked_fill((indices == layer.padding_idx)[..., None], 0)
@@ -105,32 +95,3 @@ def _trains_bias(layer: nn.Linear | nn.Conv2d | nn.GroupNorm | nn.LayerNorm) -> 
 def _by_example(rows: Tensor, count: int) -> Tensor:
     """(N * K, ...) -> (N, ...), the sum over an example's rows."""
     return rows if len(rows) == count else rows.unflatten(0, (count, -1)).sum(1)
-
-
-RULES: dict[type[nn.Module], Rule] = {
-    nn.Linear: _linear,
-    nn.Conv2d: _conv2d,
-    nn.GroupNorm: _group_norm,
-    nn.LayerNorm: _layer_norm,
-    nn.Embedding: _embedding,
-}
-
-
-def rule_for(layer: nn.Module, name: str) -> Rule:
-    """The rule of a layer that owns trainable parameters.
-
-    The type must match exactly: a subclass may compute something else.
-
-    Raises:
-        UnsupportedLayer: no rule; the message names the layer.
-    """
-    if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.scale_grad_by_freq):
-        raise UnsupportedLayer(f"layer '{name}': an Embedding with max_norm or scale_grad_by_freq mixes examples")
-    rule = RULES.get(type(layer))
-    if rule is None:
-        known = ", ".join(kind.__name__ for kind in RULES)
-        raise UnsupportedLayer(
-            f"layer '{name}' ({type(layer).__name__}) has trainable parameters and no per-example rule; "
-            f"freeze it or use one of {known}"
-        )
-    return rule

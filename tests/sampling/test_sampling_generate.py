@@ -1,0 +1,176 @@
+"""Generating through the protocol alone: arguments, labels, batches, acceptance, with a generator in closed form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rapid.bundle import Bundle
+from rapid.errors import InputError
+from rapid.sampling.generate import generate, make_request, resolve_labels
+from rapid.sampling.generator import Finished
+from rapid.sampling.streams import make_streams, normal
+
+
+class Countdown:
+    """Rows that take 1 + number % calls calls; the image holds label, number and the first bits of its noise."""
+
+    search_seconds = 0.0
+
+    def __init__(self, calls: int) -> None:
+        self._calls = calls
+        self.rows: dict[int, list[Any]] = {}
+        self.largest = 0
+
+    def begin(
+        self, seeds: int | NDArray[np.int64], numbers: NDArray[np.int64], labels: Any, steps: int | None = None
+    ) -> NDArray[np.int64]:
+        first = max(self.rows, default=-1) + 1
+        rows = np.arange(first, first + len(numbers))
+        labels = [0] * len(rows) if labels is None else labels.tolist()
+        for row, number, label, stream in zip(rows, numbers, labels, make_streams(seeds, numbers), strict=True):
+            self.rows[int(row)] = [1 + int(number) % self._calls, int(number), label, stream]
+        return rows
+
+    def advance(self, rows: NDArray[np.int64]) -> Finished:
+        self.largest = max(self.largest, len(rows))
+        for row in rows.tolist():
+            self.rows[row][0] -= 1
+        done = [row for row in rows.tolist() if not self.rows[row][0]]
+        noise = [normal([stream], ())[0] for *_, stream in (self.rows[row] for row in done)]
+        latents = [
+            [self.rows[row][2], self.rows[row][1], 64 + 16 * float(z)] for row, z in zip(done, noise, strict=True)
+        ]
+        for row in done:
+            del self.rows[row]
+        return Finished(np.array(done, np.int64), torch.tensor(latents).view(-1, 1, 3), np.full(len(done), -1))
+
+    def drop(self, rows: NDArray[np.int64]) -> None:
+        for row in rows.tolist():
+            del self.rows[row]
+
+
+class Closed:
+    """A probe that accepts every candidate whose number is a multiple of `attempts`."""
+
+    latent_shape = image_shape = (1, 3)
+    steps, max_steps, records = 3, 5, 0
+    bundle: Bundle
+
+    def __init__(self, classes: int = 3, attempts: int = 1, batch_size: int = 8, calls: int = 3) -> None:
+        self.classes = tuple(f"c{number}" for number in range(classes))
+        self.attempts, self.batch_size, self._calls = attempts, batch_size, calls
+        self.made: list[Countdown] = []
+
+    def calls(self, steps: int | None = None) -> int:
+        return self._calls
+
+    def trajectories(self) -> Countdown:
+        self.made.append(Countdown(self._calls))
+        return self.made[-1]
+
+    def decode(self, latents: Tensor) -> NDArray[np.uint8]:
+        return latents.clamp(0, 255).byte().numpy()
+
+    def label(self, images: NDArray[np.uint8]) -> NDArray[np.float32] | None:
+        if self.attempts == 1:
+            return None
+        right = images[:, 0, 1] % self.attempts == 0
+        label = np.where(right, images[:, 0, 0], (images[:, 0, 0] + 1) % len(self.classes))
+        return np.eye(len(self.classes), dtype=np.float32)[label]
+
+    def record_images(self, records: NDArray[np.int64]) -> NDArray[np.uint8]:
+        raise InputError("record", "there is none")
+
+
+@given(count=st.integers(1, 60), batch=st.integers(1, 20), calls=st.integers(1, 5), seed=st.integers(0, 2**63 - 1))
+def test_batches_change_nothing(count: int, batch: int, calls: int, seed: int) -> None:
+    generator = Closed(batch_size=batch, calls=calls)
+    found = generate(generator, count, seed=seed)
+    assert found.labels is not None
+    assert found.labels.tolist() == [number % 3 for number in range(count)] == found.images[:, 0, 0].tolist()
+    assert found.images[:, 0, 1].tolist() == list(range(count))
+    expected = 64 + 16 * np.array([normal(make_streams(seed, np.array([n])), ())[0] for n in range(count)])
+    assert found.images[:, 0, 2].tolist() == expected.clip(0, 255).astype(np.uint8).tolist()
+    assert generator.made[0].largest == min(batch, count)
+    assert not generator.made[0].rows
+
+
+def test_the_probe_accepts() -> None:
+    """The images of class 0 are the candidates whose numbers are even: all are drawn for it."""
+    found = generate(Closed(attempts=2, batch_size=4), 6, [0] * 6, seed=1)
+    assert found.images[:, 0, 1].tolist() == [0, 2, 4, 6, 8, 10]
+
+
+def test_without_classes() -> None:
+    found = generate(Closed(classes=0), 5)
+    assert found.labels is None
+    assert found.images[:, 0, 1].tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(InputError, match="labels: the model has no classes"):
+        generate(Closed(classes=0), 1, [0])
+
+
+def test_a_drawn_seed_makes_the_same_images_again() -> None:
+    first, other = generate(Closed(), 7), generate(Closed(), 7)
+    assert first.seed != other.seed
+    again = generate(Closed(batch_size=2), 7, seed=first.seed)
+    np.testing.assert_array_equal(again.images, first.images)
+
+
+def test_progress_after_each_batch() -> None:
+    seen: list[tuple[int, int]] = []
+    generate(Closed(batch_size=5), 12, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(5, 12), (10, 12), (12, 12)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "message"),
+    [
+        ({"count": 0}, "count", "count 0: must be at least 1"),
+        ({"count": -1}, "count", "count -1: must be at least 1"),
+        ({"count": 3, "labels": [1]}, "labels", "labels: 1 given for 3 images; give one for each"),
+        ({"count": 2, "labels": [0, 3]}, "labels", "labels: class indices must lie in 0..2"),
+        ({"count": 2, "labels": [-1, 0]}, "labels", "labels: class indices must lie in 0..2"),
+        ({"count": 1, "seed": -1}, "seed", f"seed -1: must lie in 0..{2**63 - 1}"),
+        ({"count": 1, "seed": 2**63}, "seed", f"seed {2**63}: must lie in 0..{2**63 - 1}"),
+        ({"count": 1, "steps": 0}, "steps", "steps 0: must lie in 1..5"),
+        ({"count": 1, "steps": 6}, "steps", "steps 6: must lie in 1..5"),
+    ],
+)
+def test_arguments_out_of_range(arguments: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make_request(Closed(), **arguments)
+    assert (caught.value.field, str(caught.value)) == (field, message)
+
+
+def test_defaults_of_a_request() -> None:
+    request = make_request(Closed(), 4)
+    assert request.labels is not None
+    assert (request.labels.tolist(), request.steps) == ([0, 1, 2, 0], 3)
+    assert make_request(Closed(), 4, steps=5, seed=2**63 - 1).steps == 5
+
+
+def test_labels_are_names_first_and_numbers_second() -> None:
+    assert resolve_labels([*"0123456789"], ["3", 4, "0"]) == [3, 4, 0]
+    classes = ("one", "0", "2")
+    assert resolve_labels(classes, ["0", 0, "one", "2", 1]) == [1, 0, 0, 2, 1]
+    for bad in ("11", "x", "-1", "", "9" * 5000):
+        with pytest.raises(InputError, match="the model knows one, 0, 2"):
+            resolve_labels(classes, [bad])
+    with pytest.raises(InputError, match="labels x: unknown; the model has no classes"):
+        resolve_labels((), ["x"])
+
+
+def test_streams_are_independent_of_each_other() -> None:
+    both = normal(make_streams(np.array([5, 6]), np.array([0, 3])), (2, 2))
+    np.testing.assert_array_equal(both[1:], normal(make_streams(6, np.array([3])), (2, 2)))
+    assert (both[0] != both[1]).all()
+    assert normal([], (2, 2)).shape == (0, 2, 2)
+    assert make_streams(1, np.zeros(0, np.int64)) == []
