@@ -38,9 +38,9 @@ def _tables(name: str) -> Iterator[str]:
 
         yield from _table("", ServerSettings)
         return
-    from rapid.methods import settings_class
+    from rapid.methods import find_method
 
-    settings = settings_class(name)
+    settings = find_method(name).settings
     public = settings.public_sections
     for section, field in settings.model_fields.items():
         if (kind := _section(field)) is None:

@@ -175,16 +175,16 @@ def test_generate_and_info(paths: Paths, capfd: pytest.CaptureFixture[str]) -> N
 def test_plan_prints_what_trainings_would_cost(paths: Paths, capfd: pytest.CaptureFixture[str]) -> None:
     command = "plan --size 60000 --epsilon 1 --epsilon 4 --batch 1000 --batch 2000 --steps 100 --delta 1e-6 --json"
     assert main([*command.split(), "--set", "private.multiplicity=3", "--set", "private.group_size=2"]) == 0
-    probed = json.loads(capfd.readouterr().out)
+    shared = json.loads(capfd.readouterr().out)
     without = ["private.multiplicity=3", "private.group_size=2", "private.probe.share=0"]
     without.append("private.overlap.share=0")
     assert main([*command.split(), *(part for override in without for part in ("--set", override))]) == 0
     found = json.loads(capfd.readouterr().out)
     assert found["dataset_size"] == 60000
-    assert (probed["shares"], found["shares"]) == ({"overlap": 0.05, "probe": 0.4}, {})
-    for shared, alone in zip(probed["plans"], found["plans"], strict=True):
-        assert 0.97 * shared["epsilon_wanted"] <= shared["epsilon_prv"] <= shared["epsilon_wanted"]
-        assert shared["noise_multiplier"] > alone["noise_multiplier"]
+    assert (shared["shares"], found["shares"]) == ({"overlap": 0.05, "probe": 0.4}, {})
+    for less, alone in zip(shared["plans"], found["plans"], strict=True):
+        assert 0.97 * less["epsilon_wanted"] <= less["epsilon_prv"] <= less["epsilon_wanted"]
+        assert less["noise_multiplier"] > alone["noise_multiplier"]
     assert [(row["epsilon_wanted"], row["expected_batch"]) for row in found["plans"]] == [
         (1, 1000), (1, 2000), (4, 1000), (4, 2000),
     ]  # fmt: skip
@@ -301,7 +301,7 @@ def test_build_kb_is_stopped_and_resumed(tmp_path: Path, letters: Path, number: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_is_remembered_whatever_becomes_of_the_exception(number: signal.Signals) -> None:
+def test_a_stop_is_remembered_if_the_exception_is_replaced(number: signal.Signals) -> None:
     # safetensors, for one, turns a KeyboardInterrupt within it into a ValueError
     program = """
 import os, sys

@@ -142,7 +142,7 @@ def test_batches_without_poisson_sampling_are_refuted(small: RapidSettings) -> N
     ("changes", "words"),
     [
         ({"canaries": 10}, "canaries 10"),
-        ({"steps": 0}, "steps"),
+        ({"steps": 0}, "steps 0"),
         ({"confidence": 1.0}, "confidence 1.0"),
         ({"sample_rate": 0.0}, "sample_rate 0.0"),
         ({"epsilon": -1.0}, "epsilon -1.0"),

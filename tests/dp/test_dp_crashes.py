@@ -6,31 +6,40 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 import traceback
+import warnings
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
 
-from rapid.bundle.format import Bundle
-from rapid.config.sections import Settings
-from rapid.dp.ledger import Ledger
+from rapid.bundle import Bundle
+from rapid.dp.accounting import prv_epsilon
+from rapid.dp.budget import Budget
+from rapid.dp.ledger import Entry, Ledger
 from rapid.dp.spending import balances
 from rapid.methods import apply_overrides
-from rapid.stages import train_private_bundle
+from rapid.methods.rapid.settings import RapidSettings
+from rapid.stages.private import train_private_bundle
 
 KILLS, STEPS = 24, 16
 CPU = torch.device("cpu")
 
 
-def settings_for(tiny: Settings) -> Settings:
+def settings_for(tiny: RapidSettings) -> RapidSettings:
     """Many short steps, each saved, so that a kill often comes while something is written."""
     overrides = [f"private.steps={STEPS}", f"private.probe.steps={STEPS}", "private.checkpoint_seconds=0"]
-    return apply_overrides(tiny.model_dump(mode="json"), overrides)
+    settings = apply_overrides(tiny.model_dump(mode="json"), overrides)
+    assert isinstance(settings, RapidSettings)
+    return settings
 
 
-def train(base: Path, private: Path, out: Path, settings: Settings, ledger: Path) -> Bundle:
+def train(base: Path, private: Path, out: Path, settings: RapidSettings, ledger: Path) -> Bundle:
     bundle = train_private_bundle(
         base, private, out, settings, epsilon=2.0, delta=1e-4, device=CPU, resume=out.exists(), ledger=ledger
     )
@@ -38,18 +47,32 @@ def train(base: Path, private: Path, out: Path, settings: Settings, ledger: Path
     return bundle
 
 
-def train_in_child(*arguments: object) -> int:
-    """The process that trains; forked, because importing torch takes longer than the training."""
+def train_in_child(*arguments: object, until: tuple[str, ...] = ()) -> int:
+    """The process that trains; forked, because importing torch takes longer than the training.
+
+    `until`: file and function, and the name of the file that it writes if that matters; the process kills itself when
+    the function is called.
+    """
     child = os.fork()
     if child == 0:
         try:
             torch.set_num_threads(1)
+            if until:
+                sys.settrace(partial(kill_myself, until))
             train(*arguments)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
     return child
+
+
+def kill_myself(until: tuple[str, ...], frame: FrameType, event: str, _: object) -> None:
+    file, function, *names = until
+    code = frame.f_code
+    if code.co_name == function and code.co_filename.endswith(file):
+        if names in ([], [getattr(frame.f_locals.get("path"), "name", None)]):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def half_written(out: Path) -> bool:
@@ -79,18 +102,69 @@ def steps_in(checkpoint: Path) -> int:
     return int(torch.load(checkpoint, weights_only=True)["step"]) if checkpoint.exists() else 0
 
 
+def budget_of(out: Path) -> Budget:
+    return Budget.model_validate(json.loads((out / "checkpoints" / "manifest.json").read_text())["budget"])
+
+
+def charged(ledger: Path) -> list[Entry]:
+    """What a killed run leaves: charged in full before the first step, once, and at most settled after the last."""
+    entries = Ledger(ledger).entries()
+    assert [entry.kind for entry in entries] in ([], ["reserve"], ["reserve", "settle"])
+    assert not entries or entries[0].releases == entries[-1].releases
+    return entries
+
+
+def same_as(bundle: Bundle, ledger: Path, quiet: Bundle, quiet_ledger: Path) -> None:
+    """The bundle, its statement, its budget and what it cost are those of a run that nobody killed."""
+    assert bundle.privacy is not None
+    assert quiet.privacy is not None
+    timeless = [
+        {name: value for name, value in one.items() if name != "created"} for one in (bundle.privacy, quiet.privacy)
+    ]
+    assert timeless[0] == timeless[1]
+    assert budget_of(bundle.path) == budget_of(quiet.path)
+    assert bundle.config.components.keys() == quiet.config.components.keys()
+    private = {"probe", "denoiser"}
+    for name in quiet.config.components.keys() - private:
+        assert bundle.config.components[name] == quiet.config.components[name]
+    for name in private:
+        files = [
+            [(path.name, path.stat().st_size) for path in sorted((one.path / name).iterdir())]
+            for one in (bundle, quiet)
+        ]
+        assert files[0] == files[1]
+    spent, expected = (balances(Ledger(path).entries()) for path in (ledger, quiet_ledger))
+    assert [found.epsilon for found in spent] == [found.epsilon for found in expected]
+    assert spent[0].epsilon == pytest.approx(quiet.privacy["epsilon"], abs=1e-5)
+    # nothing of the killed runs is left, such as weights from steps that were taken again
+    names = {path.name for path in (bundle.path / "checkpoints").iterdir()}
+    assert names == {"manifest.json", "run.json", "lock"}
+    assert not list(bundle.path.glob(".*"))
+
+
+@pytest.fixture(scope="module")
+def quiet(
+    public_bundle: Path, digits: Path, tiny_settings: RapidSettings, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Bundle, Path, float]:
+    """The bundle of a run that nobody killed, its ledger, and the seconds that it took."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("quiet")
+    begin = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        bundle = train(public_bundle, digits, folder / "out", settings_for(tiny_settings), folder / "ledger.jsonl")
+    return bundle, folder / "ledger.jsonl", time.monotonic() - begin
+
+
 @pytest.mark.filterwarnings("ignore:This process", "ignore:at this epsilon")
 def test_a_killed_training_always_ends_and_costs_the_same(
-    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: Settings
+    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: RapidSettings, quiet: tuple[Bundle, Path, float]
 ) -> None:
-    torch.set_num_threads(1)
     settings = settings_for(tiny_settings)
-    begin = time.monotonic()
-    quiet = train(public_bundle, digits, tmp_path / "quiet", settings, tmp_path / "quiet.jsonl")
-    duration = time.monotonic() - begin
+    expected, expected_ledger, duration = quiet
     out, ledger = tmp_path / "killed", tmp_path / "killed.jsonl"
     moments = random.Random(7)
-    kills, progress = 0, {"probe": 0, "private": 0}
+    kills, progress = 0, dict.fromkeys(("overlap", "probe", "denoiser"), 0)
     in_writes = 0
     while True:
         child = train_in_child(public_bundle, digits, out, settings, ledger)
@@ -101,9 +175,9 @@ def test_a_killed_training_always_ends_and_costs_the_same(
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
             assert os.waitstatus_to_exitcode(status) == 0
+            same_as(Bundle.open(out, ""), ledger, expected, expected_ledger)
             if kills < KILLS:
                 # it ended before it could be killed: from the start again, in another folder
-                assert Bundle.open(out, "").privacy["epsilon"] == quiet.privacy["epsilon"]
                 out, ledger = tmp_path / f"killed{kills}", tmp_path / f"killed{kills}.jsonl"
                 progress = dict.fromkeys(progress, 0)
                 continue
@@ -111,29 +185,51 @@ def test_a_killed_training_always_ends_and_costs_the_same(
         kills += 1
         in_writes += half_written(out)
         # whatever is at its own name can be read, and no step is lost that was saved
+        finished = (out / "config.json").exists()
         for name, before in progress.items():
             now = steps_in(out / "checkpoints" / f"{name}.pt")
-            assert now >= before or (out / {"private": "denoiser"}.get(name, name)).is_dir()
-            assert now <= STEPS
+            assert now >= before or finished
+            assert now <= (1 if name == "overlap" else STEPS)
             progress[name] = now
-        # reserved in full before the first step, once; a kill may also come after it was settled
-        entries = Ledger(ledger).entries()
-        kinds = [entry.kind for entry in entries]
-        assert kinds[:1] in ([], ["reserve"])
-        assert set(kinds[1:]) <= {"settle"}
+        entries = charged(ledger)
         assert entries or not any(progress.values())
-    bundle = Bundle.open(out, "")
-    assert bundle.privacy is not None
-    assert quiet.privacy is not None
-    same = ("epsilon", "delta", "noise_multiplier", "sample_rate", "steps", "probe")
-    assert {name: bundle.privacy[name] for name in same} == {name: quiet.privacy[name] for name in same}
-    spent, expected = (balances(Ledger(path).entries()) for path in (ledger, tmp_path / "quiet.jsonl"))
-    assert [found.epsilon for found in spent] == [found.epsilon for found in expected]
-    assert spent[0].epsilon == pytest.approx(quiet.privacy["epsilon"], abs=1e-5)
-    # nothing of the killed runs is left, such as weights from steps that were taken again
-    names = {path.name for path in (out / "checkpoints").iterdir()}
-    assert names == {"plan.json", "run.json", "lock"}
-    assert not list(out.glob(".*"))
+        if entries:
+            # never less than what the checkpoints show, all releases together
+            budget = budget_of(out)
+            cost = prv_epsilon([release.dp_event for release in entries[-1].releases], budget.delta)
+            assert cost >= prv_epsilon(budget.events(progress), budget.delta)
     assert in_writes > 0
-    plan = json.loads((out / "checkpoints" / "plan.json").read_text())["plan"]
-    assert plan["steps"] == bundle.privacy["steps"] == STEPS
+
+
+@pytest.mark.filterwarnings("ignore:This process", "ignore:at this epsilon")
+@pytest.mark.parametrize(
+    "until",
+    [
+        pytest.param(("ledger.py", "add"), id="nothing-charged"),
+        pytest.param(("access.py", "count"), id="nothing-released"),
+        pytest.param(("access.py", "train"), id="overlap-counted"),
+        pytest.param(("stages/private.py", "_write"), id="all-released"),
+        pytest.param(("files.py", "write_json", "config.json"), id="components-written"),
+        pytest.param(("spending.py", "settle"), id="bundle-finished"),
+        pytest.param(("run_folder.py", "leave"), id="settled"),
+    ],
+)
+def test_a_kill_at_a_turning_point_costs_nothing_more(
+    tmp_path: Path,
+    public_bundle: Path,
+    digits: Path,
+    tiny_settings: RapidSettings,
+    quiet: tuple[Bundle, Path, float],
+    until: tuple[str, ...],
+) -> None:
+    settings = settings_for(tiny_settings)
+    out, ledger = tmp_path / "out", tmp_path / "ledger.jsonl"
+    child = train_in_child(public_bundle, digits, out, settings, ledger, until=until)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    before = charged(ledger)
+    bundle = train(public_bundle, digits, out, settings, ledger)
+    same_as(bundle, ledger, *quiet[:2])
+    after = charged(ledger)
+    assert after[: len(before)] == before
+    if before and before[-1].kind == "settle":
+        assert after == before

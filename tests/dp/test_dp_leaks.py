@@ -27,8 +27,8 @@ from rapid.methods.rapid.objectives import PrivateObjective
 from rapid.cli import main
 secret, losses, norms = Path(sys.argv[1]), [], []
 compute, clip = PrivateObjective.__call__, BookKeeper.clipped_sum
-def recorded(self, indices):
-    found = compute(self, indices)
+def recorded(self, latents, labels):
+    found = compute(self, latents, labels)
     losses.extend(found.detach().tolist())
     return found
 def clipped(self, *arguments, **names):
@@ -136,7 +136,7 @@ def test_nothing_of_the_private_images_is_written(
     # the base is public, whatever it holds
     public = {path.stat().st_ino for path in public_bundle.rglob("*") if path.is_file()}
     written = [p for p in (tmp_path / "seen").rglob("*") if p.is_file() and p.stat().st_ino not in public]
-    # the card, the statement, the networks, the plan, the ledger and its key
+    # the card, the statement, the networks, the manifest, the ledger and its key
     assert len(written) > 10
     seen = [(str(path), content) for path in written for content in contents(path)]
     seen += [("stdout", done.stdout), ("stderr", done.stderr)]

@@ -86,7 +86,7 @@ def test_a_signal_while_images_are_made(private_bundle: Path) -> None:
 def test_a_short_request_ends_although_the_server_stops(private_bundle: Path) -> None:
     with process(private_bundle) as (server, _, url), ThreadPoolExecutor() as pool:
         until_ready(url)
-        running = pool.submit(httpx.post, f"{url}/generate", json={"count": 300}, timeout=60)
+        running = pool.submit(httpx.post, f"{url}/generate", json={"count": 60}, timeout=60)
         time.sleep(0.1)
         server.send_signal(signal.SIGTERM)
         assert running.result().status_code == 200

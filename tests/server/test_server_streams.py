@@ -96,7 +96,7 @@ def test_a_client_that_goes_away_frees_its_rows(application: Any, serving: Any, 
                 next(response.iter_raw())
         begin = time.monotonic()
         while not app.state.engine.idle:
-            assert time.monotonic() - begin < 5
+            assert time.monotonic() - begin < 20
             time.sleep(0.01)
         # and others are served
         assert client.post("/generate", json={"count": 1}).status_code == 200

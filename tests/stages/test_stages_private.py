@@ -1,4 +1,4 @@
-"""The training loop and the finished bundle: what is written, what is said, resuming."""
+"""The private stage as a whole: what is written, what is said, resuming."""
 
 from __future__ import annotations
 
@@ -8,64 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rapid.dp.training import select_trainable, train_private
-from torch import Tensor, nn
 
-from rapid.bundle.format import Bundle
-from rapid.config.sections import PrivateSettings, Settings
-from rapid.dp.accounting import Release, prv_epsilon
-from rapid.dp.releases import Plan
+from rapid.bundle import Bundle
+from rapid.dp.accounting import prv_epsilon
+from rapid.dp.events import event_from_json
 from rapid.errors import InputError
 from rapid.files import content_hash
 from rapid.methods import apply_overrides
-from rapid.stages import train_private_bundle
+from rapid.methods.rapid.knowledge_base import open_knowledge_base
+from rapid.methods.rapid.settings import RapidSettings
+from rapid.nn import Denoiser
+from rapid.stages.private import train_private_bundle
 
 CPU = torch.device("cpu")
-PLAN = Plan(dataset_size=20, expected_batch=5, steps=12, clip_norm=1.0, noise_multiplier=1.0, delta=1e-3)
-SETTINGS = PrivateSettings(expected_batch=5, steps=12, physical_batch=4)
 
 
-def test_only_matching_parameters_are_trained(tmp_path: Path) -> None:
-    network = nn.ModuleDict({"first": nn.Linear(2, 2), "second": nn.Linear(2, 2)})
-    before = {name: p.clone() for name, p in network.named_parameters()}
-    select_trainable(network, ("second.*", "first.bias"))
-    x = torch.randn(20, 2)
-    train_private(
-        network, lambda i: network["second"](network["first"](x[i])).sum(1), PLAN, SETTINGS, tmp_path / "state.pt"
-    )
-    changed = {name for name, p in network.named_parameters() if not torch.equal(p, before[name])}
-    assert changed == {"second.weight", "second.bias", "first.bias"}
-
-
-def test_a_pattern_without_a_match_is_an_error() -> None:
-    with pytest.raises(InputError, match=r"private.trainable: no parameter matches 'nothing\*'"):
-        select_trainable(nn.Linear(2, 2), ("nothing*",))
-
-
-def test_an_interrupted_run_takes_the_planned_steps_in_all(tmp_path: Path) -> None:
-    network = nn.Linear(2, 1)
-    x = torch.randn(20, 2)
-    seen = 0
-
-    def losses(indices: Tensor) -> Tensor:
-        nonlocal seen
-        seen += 1
-        if seen == 6:
-            raise KeyboardInterrupt
-        return network(x[indices]).sum(1)
-
-    with pytest.raises(KeyboardInterrupt):
-        train_private(network, losses, PLAN, SETTINGS, tmp_path / "state.pt")
-    saved = torch.load(tmp_path / "state.pt", weights_only=True)
-    assert 0 < saved["step"] < PLAN.steps
-    other = PLAN.model_copy(update={"noise_multiplier": 2.0})
-    with pytest.raises(InputError, match="another plan"):
-        train_private(network, losses, other, SETTINGS, tmp_path / "state.pt")
-    train_private(network, losses, PLAN, SETTINGS, tmp_path / "state.pt")
-    assert torch.load(tmp_path / "state.pt", weights_only=True)["step"] == PLAN.steps
-
-
-def test_privacy_json_follows_from_the_plan(private_bundle: Path, tiny_settings: Settings) -> None:
+def test_privacy_json_follows_from_the_plan(private_bundle: Path, tiny_settings: RapidSettings) -> None:
     statement = json.loads((private_bundle / "privacy.json").read_text())
     wanted = {
         "epsilon", "delta", "accountant", "adjacency", "unit", "noise_multiplier", "sample_rate", "steps", "clip_norm",
@@ -75,16 +33,19 @@ def test_privacy_json_follows_from_the_plan(private_bundle: Path, tiny_settings:
     assert statement["dataset_size"] == 100
     assert statement["sample_rate"] == tiny_settings.private.expected_batch / 100
     assert statement["unit"] == "one image"
-    spent = prv_epsilon(
-        [Release(statement["noise_multiplier"], statement["sample_rate"], statement["steps"])], statement["delta"]
-    )
+    alone = next(one for one in statement["releases"] if one["name"] == "denoiser")
+    assert {name: alone[name] for name in ("noise_multiplier", "sample_rate", "steps")} == {
+        name: statement[name] for name in ("noise_multiplier", "sample_rate", "steps")
+    }
+    assert prv_epsilon([event_from_json(alone["event"])], statement["delta"]) < statement["epsilon"]
+    spent = prv_epsilon([event_from_json(statement["event"])], statement["delta"])
     assert spent <= statement["epsilon"] <= 10
     assert "opacus" in statement["accountant"]
     assert "differentially private" in (private_bundle / "README.md").read_text()
 
 
 def test_draws_precision_and_groups_are_options(
-    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: Settings
+    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: RapidSettings
 ) -> None:
     chosen = apply_overrides(
         tiny_settings.model_dump(mode="json"),
@@ -102,13 +63,13 @@ def test_draws_precision_and_groups_are_options(
     assert statement["group"]["size"] == 4
     assert statement["group"]["epsilon"] > statement["epsilon"]
     assert "a person with 4 images" in (out / "README.md").read_text()
-    weights = Bundle.open(out, "out").denoiser().state_dict()
+    weights = Bundle.open(out, "out").component("denoiser", Denoiser).state_dict()
     assert all(torch.isfinite(value).all() for value in weights.values())
     assert all(value.dtype == torch.float32 for value in weights.values())
 
 
 def test_what_is_written_and_said_depends_on_the_images_only_through_the_weights(
-    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: Settings, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: RapidSettings, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with np.load(digits) as archive:
         arrays = dict(archive)
@@ -138,14 +99,14 @@ def test_what_is_written_and_said_depends_on_the_images_only_through_the_weights
     }  # fmt: skip
     configs = [json.loads((out / "config.json").read_text()) for out in written]
     for config in configs:
-        config["networks"].pop("denoiser")
-        config["networks"].pop("probe")
+        config["components"].pop("denoiser")
+        config["components"].pop("probe")
     assert configs[0] == configs[1]
     assert said[0][-1].split(":")[0] == said[1][-1].split(":")[0]
 
 
 def test_a_run_is_resumed_with_the_noise_that_it_began_with(
-    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: Settings
+    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: RapidSettings
 ) -> None:
     """Solved again, with other threads or another CPU, the noise may differ in the last digit."""
 
@@ -156,17 +117,18 @@ def test_a_run_is_resumed_with_the_noise_that_it_began_with(
         )  # fmt: skip
 
     train(5.0, resume=False)
-    file = tmp_path / "out" / "checkpoints" / "plan.json"
-    plan = json.loads(file.read_text())
-    plan["plan"]["noise_multiplier"] *= 1 + 1e-9
-    file.write_text(json.dumps(plan))
+    file = tmp_path / "out" / "checkpoints" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    for release in manifest["budget"]["releases"]:
+        release["noise_multiplier"] *= 1 + 1e-9
+    file.write_text(json.dumps(manifest))
     assert train(5.0, resume=True) is not None
     with pytest.raises(InputError, match="epsilon"):
         train(5.1, resume=True)
 
 
 def test_unlabelled_images_give_an_unconditional_model(
-    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: Settings
+    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: RapidSettings
 ) -> None:
     with np.load(digits) as archive:
         np.savez(tmp_path / "plain.npz", images=archive["images"])
@@ -175,11 +137,11 @@ def test_unlabelled_images_give_an_unconditional_model(
         resume=False,
     )  # fmt: skip
     assert bundle.config.classes == ()
-    assert bundle.denoiser().num_classes == 0
+    assert bundle.component("denoiser", Denoiser).num_classes == 0
 
 
 def test_a_private_bundle_is_complete_in_itself(private: Bundle) -> None:
     assert private.config.kind == "private"
-    assert len(private.knowledge_base()) == 18
-    assert private.denoiser().num_classes == 10
-    assert private.public_denoiser().num_classes == 13
+    assert len(open_knowledge_base(private)) == 18
+    assert private.component("denoiser", Denoiser).num_classes == 10
+    assert private.component("public_denoiser", Denoiser).num_classes == 13

@@ -1,0 +1,84 @@
+"""The examples run as they stand, each as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests_support import TINY
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, *arguments: object, **environment: str) -> str:
+    """What an example prints; it must end well and complain of nothing."""
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *map(str, arguments)]
+    own = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    done = subprocess.run(command, capture_output=True, text=True, env=own, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_example_is_listed_and_tested() -> None:
+    listed = set(re.findall(r"`(\w+\.py)`", (EXAMPLES / "README.md").read_text()))
+    assert listed == {file.name for file in EXAMPLES.glob("*.py")}
+    tested = Path(__file__).read_text()
+    assert all(f'"{name}"' in tested for name in listed)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_own_images_and_their_ledger(letters: Path, digits: Path, tmp_path: Path) -> None:
+    ledger = str(tmp_path / "ledger.jsonl")
+    overrides = [word for one in TINY for word in ("--set", one)]
+    arguments = ["--public", letters, "--private", digits, "--epsilon", 8, "--count", 12, "--out", tmp_path / "run"]
+    command = [sys.executable, str(EXAMPLES / "own_images.py"), *map(str, arguments), *overrides]
+    own = os.environ | {"OMP_NUM_THREADS": "1", "RAPID_LEDGER": ledger}
+    done = subprocess.run(command, capture_output=True, text=True, env=own, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "differentially private" in done.stdout
+    assert np.load(tmp_path / "run" / "synthetic.npz")["images"].shape == (12, 32, 32)
+    told = run("read_ledger.py", "--ledger", ledger)
+    assert re.search(r"data set [0-9a-f]{32}: epsilon 7\.9\d+ without a limit", told)
+    assert [name for name in ("overlap", "probe", "denoiser") if f"settle: {name} alone" not in told] == []
+
+
+def test_private_classifier() -> None:
+    told = run("private_classifier.py", "--epsilon", 8, "--steps", 25)
+    found = re.search(r"epsilon (\S+) at delta 1e-05, accuracy (\S+)%", told)
+    assert found is not None
+    assert float(found[1]) <= 8
+    assert float(found[2]) > 50
+
+
+def test_endless_dataset(private_bundle: Path) -> None:
+    told = run("endless_dataset.py", "--model", private_bundle, "--batches", 2, "--batch-size", 10)
+    assert re.findall(r"batch (\d): loss", told) == ["1", "2"]
+
+
+def test_read_ledger_without_a_ledger(tmp_path: Path) -> None:
+    assert "nothing was spent" in run("read_ledger.py", "--ledger", tmp_path / "none.jsonl")
+
+
+def test_client(private_bundle: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rapid", "serve", "--model", str(private_bundle), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        try:
+            assert server.stdout is not None
+            found = re.search(r"http://\S+", server.stdout.readline())
+            assert found is not None
+            told = run("client.py", "--url", found[0], "--count", 3, "--labels", "1,7", "--seed", 2, "--out", tmp_path)
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.communicate(timeout=60)
+    assert "3 images of private (epsilon 9.99" in told
+    names = sorted(path.name for path in tmp_path.glob("*.png"))
+    assert names == ["000-1.png", "001-7.png", "002-1.png"]
+    with Image.open(tmp_path / names[0]) as image:
+        assert image.size == (32, 32)

@@ -1,0 +1,18 @@
+"""Sums of clipped rows, one row after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def clipped_sum(rows: NDArray[np.floating], bound: float) -> NDArray[np.float64]:
+    """The sum of `rows` (n, ...) in float64, each scaled down to an l2 norm of at most `bound`; non-finite ones are 0."""
+    total = np.zeros(rows.shape[1:])
+    for row in rows.astype(np.float64):
+        if not np.isfinite(row).all():
+            continue
+        with np.errstate(over="ignore"):
+            norm = float(np.sqrt(np.square(row).sum()))
+        total += row * (bound / norm if norm > bound else 1.0)
+    return total
