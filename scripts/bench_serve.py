@@ -1,4 +1,4 @@
-"""Throughput, latency and fairness of `rapid serve` against the bare Generator (see scripts/bench-serve)."""
+"""Throughput, latency and fairness of `rapid serve`, compared with `generate` alone (see scripts/bench-serve)."""
 
 from __future__ import annotations
 
@@ -21,48 +21,48 @@ import httpx
 import numpy as np
 import torch
 
-from rapid.bundle.format import Bundle
-from rapid.methods.rapid.generator import Generator
-from rapid.runtime import choose_device, keep_freed_memory
+from rapid.methods import open_generator
+from rapid.runtime import keep_freed_memory
+from rapid.sampling.generate import generate
+from rapid.sampling.generator import Generator
 
 BATCHES = (32, 64, 128, 256, 512)
 ROUNDS = 3
-"""Of what is compared, with and without a server in turns: a machine is not always equally fast."""
+"""Of each comparison, alternating with and without a server: the speed of a machine varies."""
 RUNS = 15
-"""Requests of a round, where nothing else runs."""
+"""Requests per round on an idle server."""
 LARGE, SMALL = 2000, 4
 
 
-def bare(bundle: Bundle, batch: int) -> Generator:
-    """A Generator that takes so many images at a time, warm."""
-    settings = bundle.settings.generation.model_copy(update={"batch_size": batch})
-    generator = Generator(bundle, choose_device("auto"), settings)
-    generator.generate(batch, seed=0)
+def bare(model: Path, batch: int) -> Generator:
+    """A generator with this batch size, warmed up."""
+    generator = open_generator(model, "auto", [f"generation.batch_size={batch}"])
+    generate(generator, batch, seed=0)
     return generator
 
 
 def bare_throughput(generator: Generator, seconds: float) -> float:
-    """Images a second of the bare Generator."""
+    """Images per second of `generate`."""
     made, begin = 0, time.perf_counter()
     while time.perf_counter() - begin < seconds:
-        generator.generate(4 * generator.settings.batch_size, seed=made)
-        made += 4 * generator.settings.batch_size
+        generate(generator, 4 * generator.batch_size, seed=made)
+        made += 4 * generator.batch_size
     return made / (time.perf_counter() - begin)
 
 
 def bare_latency(generator: Generator, count: int, runs: int) -> list[float]:
-    """Seconds of `count` images, so many times."""
+    """Seconds of `generate` for `count` images, `runs` times."""
     found = []
     for seed in range(runs):
         begin = time.perf_counter()
-        generator.generate(count, seed=seed)
+        generate(generator, count, seed=seed)
         found.append(time.perf_counter() - begin)
     return found
 
 
 @contextmanager
 def server(model: Path) -> Iterator[str]:
-    """A server process; its address when it is ready."""
+    """A server process; yields its URL when it is ready."""
     command = [sys.executable, "-m", "rapid", "serve", "--model", str(model), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
@@ -79,9 +79,9 @@ def server(model: Path) -> Iterator[str]:
 
 
 async def ask(url: str, count: int, seed: int | None = None) -> float:
-    """Seconds of a request, on a connection of its own.
+    """Seconds of a request on a new connection.
 
-    By hand: with hundreds of requests under way a client library takes more of the processor than the server.
+    Without a client library: with hundreds of requests in flight, it would use more CPU time than the server.
     """
     address = urlsplit(url)
     body = json.dumps({"count": count, "seed": seed})
@@ -99,17 +99,16 @@ async def ask(url: str, count: int, seed: int | None = None) -> float:
 
 
 def images_made(url: str) -> int:
-    """Images that the server has made."""
+    """Images that the server has made so far."""
     found = re.search(r"^rapid_images_total\{.*\} (\S+)$", httpx.get(f"{url}/metrics").text, re.MULTILINE)
     return int(float(found[1])) if found else 0
 
 
 async def throughput(url: str, clients: int, count: int, seconds: float) -> float:
-    """Images a second in requests for `count`, when each of many clients asks again as soon as it has its answer.
+    """Images per second with many clients, each of which sends its next request as soon as it has a response.
 
-    Counted from the moment when each has had one answer, and while all go on asking: neither the filling nor the
-    emptying of the server is what it can do for long. Answers come in crowds, so the server's own count of images
-    is taken.
+    Measured after each client has had one response and while all go on, so that filling and emptying the server do not
+    count. Responses come in groups, so the server's own count of images is used.
     """
     answered: set[int] = set()
     warm = asyncio.Event()
@@ -128,18 +127,18 @@ async def throughput(url: str, clients: int, count: int, seconds: float) -> floa
         await asyncio.sleep(seconds)
         made, end = images_made(url) - before, time.perf_counter()
         for task in asking:
-            # the server sees that they are gone
+            # closes the connection, which cancels the request
             task.cancel()
     return made / (end - begin)
 
 
 async def one_after_the_other(url: str, count: int, runs: int) -> list[float]:
-    """Seconds of each request, on an idle server."""
+    """Seconds of each request on an otherwise idle server."""
     return [await ask(url, count, seed) for seed in range(runs)]
 
 
 async def under_load(url: str, rate: float, seconds: float) -> list[float]:
-    """Seconds of each request for one image, which come by chance (Poisson), `rate` a second on average."""
+    """Seconds of each request for one image, with Poisson arrivals at `rate` per second."""
     moments = random.Random(0)
     begin, asked, following = time.perf_counter(), [], 0.0
     while following < seconds:
@@ -150,7 +149,7 @@ async def under_load(url: str, rate: float, seconds: float) -> list[float]:
 
 
 async def beside(url: str) -> tuple[float, float]:
-    """Seconds of a small request beside a large one, the median of several; and of the large one."""
+    """Median seconds of small requests beside a large one, and seconds of the large one."""
     large = asyncio.create_task(ask(url, LARGE))
     found = []
     await asyncio.sleep(0.5)
@@ -171,17 +170,16 @@ def main() -> None:
     """Run all measurements and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--seconds", type=float, default=30, help="of each measurement under load")
+    parser.add_argument("--seconds", type=float, default=30, help="duration of each measurement under load")
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--images", type=int, default=16, help="of a request, where the throughput is measured")
+    parser.add_argument("--images", type=int, default=16, help="per request, when measuring throughput")
     options = parser.parse_args()
     keep_freed_memory()
-    bundle = Bundle.open(options.model, "--model")
     print(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {options.model}", flush=True)
     with server(options.model) as url:
-        _, batch = max((bare_throughput(bare(bundle, batch), 2), batch) for batch in BATCHES)
+        _, batch = max((bare_throughput(bare(options.model, batch), 2), batch) for batch in BATCHES)
         print(f"bare: best with a batch of {batch}", flush=True)
-        generator, rounds = bare(bundle, batch), []
+        generator, rounds = bare(options.model, batch), []
         for _ in range(ROUNDS):
             alone = bare_throughput(generator, options.seconds)
             rounds.append((asyncio.run(throughput(url, options.clients, options.images, options.seconds)), alone))
@@ -202,9 +200,9 @@ def main() -> None:
         crowded, large = asyncio.run(beside(url))
     report(
         [
-            ("measurement", "served", "against"),
+            ("measurement", "served", "compared with"),
             (
-                f"images a second, {options.clients} clients ask for {options.images}",
+                f"images per second, {options.clients} clients, {options.images} images each",
                 f"{served:.1f}",
                 f"{alone:.1f} bare, batch {batch}: {share:.2f} (median of rounds)",
             ),

@@ -1,7 +1,7 @@
-"""Two servers of one bundle behind nginx: one is killed under load and started again, and every answer is compared.
+"""Two servers of one bundle behind nginx: one is killed under load and restarted, and every response is checked.
 
-Before the load each of the requests is asked once; under load every answer must be the same images, each pixel within 1
-of 255. Clients try a second time when they get no answer, and no more.
+Each request is sent once before the load. Under load every response must have the same images, each pixel within 1 of
+255. A client that gets no response tries once more.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ReplicasError(Exception):
 
 
 def derive(config: str, folder: Path, port: int, replicas: Sequence[str]) -> str:
-    """`docker/nginx.conf` for this machine: other servers, port and folder, no name server; nothing else is changed."""
+    """`docker/nginx.conf` for this machine: servers, port and folder replaced, resolver removed, all else unchanged."""
     servers = "".join(f"        server {replica} max_fails=0;\n" for replica in replicas)
     for pattern, replacement in (
         (r"( *# replicas: begin\n)(?:.*\n)*?( *# replicas: end\n)", rf"\1{servers}\2"),
@@ -61,7 +61,7 @@ def derive(config: str, folder: Path, port: int, replicas: Sequence[str]) -> str
 
 
 def free_port() -> int:
-    """A port that nobody had a moment ago; a server that comes back needs the same one, so 0 will not do."""
+    """A free port; not 0, because a restarted server needs the same one."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -69,7 +69,7 @@ def free_port() -> int:
 
 @dataclass
 class Replica:
-    """One `rapid serve` on loopback, which can be killed and started again on the same port."""
+    """One `rapid serve` on loopback, which can be killed and restarted on the same port."""
 
     model: Path
     threads: int
@@ -79,11 +79,11 @@ class Replica:
 
     @property
     def address(self) -> str:
-        """Where nginx finds it."""
+        """Its address for nginx."""
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start the process; it answers when `wait` returns."""
+        """Start the process; it is ready when `wait` returns."""
         options = ["--model", str(self.model), "--port", str(self.port), "--device", "cpu"]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rapid", "serve", *options],
@@ -108,7 +108,7 @@ class Replica:
         raise ReplicasError(f"a server was not ready within {START_SECONDS} s: {_last_line(self.log)}")
 
     def end(self, number: signal.Signals) -> None:
-        """Send the signal and wait for the end."""
+        """Send the signal, and wait until the process has ended."""
         if self.process is not None:
             self.process.send_signal(number)
             self.process.wait()
@@ -116,7 +116,7 @@ class Replica:
 
 @dataclass
 class Tally:
-    """What the clients saw."""
+    """Results of the clients."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     seconds: list[float] = field(default_factory=list)
@@ -127,7 +127,7 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
 
     def add(self, answer: Json, reference: Json, seconds: float) -> None:
-        """Count an answer, after comparing it with what the same request had before."""
+        """Count a response, and compare it with the reference."""
         difference = compare(answer, reference)
         with self.lock:
             self.seconds.append(seconds)
@@ -138,7 +138,7 @@ class Tally:
 
 
 def main() -> int:
-    """Run the experiment; 0 if no client failed and no answer was wrong."""
+    """Run the experiment; return 0 if no client failed and no response was wrong."""
     options = _options()
     try:
         report = experiment(options)
@@ -149,11 +149,11 @@ def main() -> int:
         print(f"{name:>28}  {value}")
     if options.out is not None:
         options.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return int(bool(report["failed"] or report["wrong"] or not report["after its return"]))
+    return int(bool(report["failed"] or report["wrong"] or not report["after its restart"]))
 
 
 def experiment(options: argparse.Namespace) -> Json:
-    """Start all, load, kill, start again, and report."""
+    """Start everything, apply load, kill, restart, and report."""
     nginx = find_nginx()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rapid-replicas-")))
@@ -171,7 +171,7 @@ def experiment(options: argparse.Namespace) -> Json:
 
 
 def find_nginx() -> str:
-    """The program; Debian keeps it where ordinary users do not look."""
+    """Path of nginx; Debian puts it into a folder that is not on ordinary users' PATH."""
     found = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
     if found is None:
         raise ReplicasError("nginx is not installed: apt install nginx-light")
@@ -179,13 +179,13 @@ def find_nginx() -> str:
 
 
 def make_requests(number: int, count: int, classes: Sequence[str]) -> list[Json]:
-    """Requests with different seeds; every second one names its classes."""
+    """Requests with different seeds; every second one has labels."""
     labels = [[(seed + place) % len(classes) for place in range(count)] if classes else None for seed in range(number)]
     return [{"count": count, "seed": seed, "labels": labels[seed] if seed % 2 else None} for seed in range(number)]
 
 
 def compare(answer: Json, reference: Json) -> str | None:
-    """What is wrong with an answer; None if its images are those of the reference, each pixel within 1 of 255."""
+    """What is wrong with a response; None if its images equal the reference, each pixel within 1 of 255."""
     if [answer[key] for key in ("labels", "seed")] != [reference[key] for key in ("labels", "seed")]:
         return f"labels {answer['labels']}, seed {answer['seed']} instead of {reference['labels']}, {reference['seed']}"
     if len(answer["images"]) != len(reference["images"]):
@@ -206,7 +206,7 @@ def decode(image: str) -> np.ndarray[Any, np.dtype[np.int16]]:
 
 @contextmanager
 def _nginx(program: str, folder: Path, replicas: Sequence[str]) -> Iterator[str]:
-    """Run nginx in `folder`, before these replicas, and without privileges where this has them; yields its address."""
+    """Run nginx in `folder` in front of these replicas, without root privileges; yields its URL."""
     folder.mkdir()
     port = free_port()
     config = folder / "nginx.conf"
@@ -232,7 +232,7 @@ def _nginx(program: str, folder: Path, replicas: Sequence[str]) -> Iterator[str]
 
 
 def _load(options: argparse.Namespace, url: str, victim: Replica, log: Path) -> Json:
-    """The middle third of the time one of the two is gone."""
+    """Apply the load; one of the two servers is down for the middle third of the time."""
     third = options.seconds / 3
     with httpx.Client(base_url=url, timeout=120) as client:
         classes = client.get("/info").raise_for_status().json()["classes"]
@@ -262,7 +262,7 @@ def _load(options: argparse.Namespace, url: str, victim: Replica, log: Path) -> 
         for client_thread in clients:
             client_thread.join()
     seconds = time.monotonic() - start
-    time.sleep(0.5)  # nginx writes its last lines
+    time.sleep(0.5)  # until nginx has written its last lines
     lines = _lines(log)
     return {
         "clients": options.clients,
@@ -270,21 +270,21 @@ def _load(options: argparse.Namespace, url: str, victim: Replica, log: Path) -> 
         "images": tally.images,
         "failed": len(tally.failed),
         "wrong": len(tally.wrong),
-        "equal to the byte": tally.identical,
-        "asked again by a client": len(tally.retried),
-        "passed on by nginx": sum("," in line["replica"] for line in lines[before:]),
-        "of these broken off": sum(map(_broken_off, lines[before:])),
-        "answered by the one": sum(_answered(line) == victim.address for line in lines[before:]),
-        "after its return": sum(_answered(line) == victim.address for line in lines[lines_back:]),
+        "byte-identical": tally.identical,
+        "retried by a client": len(tally.retried),
+        "retried by nginx": sum("," in line["replica"] for line in lines[before:]),
+        "of these cut short": sum(map(_broken_off, lines[before:])),
+        "served by the killed one": sum(_responder(line) == victim.address for line in lines[before:]),
+        "after its restart": sum(_responder(line) == victim.address for line in lines[lines_back:]),
         "seconds": round(seconds, 1),
-        "seconds it was away": round(back - gone, 1),
-        "seconds a request": _quantiles(tally.seconds),
-        "what went wrong": dict(Counter(tally.failed + tally.wrong + tally.retried).most_common(5)),
+        "seconds it was down": round(back - gone, 1),
+        "seconds per request": _quantiles(tally.seconds),
+        "faults": dict(Counter(tally.failed + tally.wrong + tally.retried).most_common(5)),
     }
 
 
 def _ask(url: str, pairs: Sequence[tuple[Json, Json]], tally: Tally, stop: threading.Event, number: int) -> None:
-    """A client: one request after the other, a second try where there is no answer."""
+    """A client: one request after the other, with one retry."""
     order = random.Random(number)
     with httpx.Client(base_url=url, timeout=120) as client:
         while not stop.is_set():
@@ -304,22 +304,20 @@ def _ask(url: str, pairs: Sequence[tuple[Json, Json]], tally: Tally, stop: threa
 
 
 def _last_line(log: IO[bytes]) -> str:
-    return (Path(log.name).read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"])[
-        -1
-    ]
+    return (Path(log.name).read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"])[-1]
 
 
 def _lines(log: Path) -> list[Json]:
     return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
 
 
-def _answered(line: Json) -> str:
-    """The replica that a line of the log says to have answered: the last."""
+def _responder(line: Json) -> str:
+    """The replica that responded, by a line of the log: the last one."""
     return str(line["replica"]).split(", ")[-1]
 
 
 def _broken_off(line: Json) -> bool:
-    """Whether a replica had the request for a while, and gave no answer."""
+    """Whether a replica worked on the request for a while, and then failed."""
     statuses, seconds = (str(line[key]).split(", ")[:-1] for key in ("replica_status", "replica_seconds"))
     return any(status == "502" and float(spent) > 0.01 for status, spent in zip(statuses, seconds, strict=True))
 
@@ -334,15 +332,15 @@ def _quantiles(seconds: Sequence[float]) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/replicas", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="the bundle to serve")
-    parser.add_argument("--clients", type=int, default=8, metavar="N", help="at once; default: 8")
-    parser.add_argument("--requests", type=int, default=24, metavar="N", help="different ones; default: 24")
+    parser.add_argument("--clients", type=int, default=8, metavar="N", help="concurrent clients; default: 8")
+    parser.add_argument("--requests", type=int, default=24, metavar="N", help="distinct requests; default: 24")
     parser.add_argument("--count", type=int, default=4, metavar="N", help="images in a request; default: 4")
-    parser.add_argument("--seconds", type=float, default=60, metavar="S", help="of load, without a server's start; 60")
+    parser.add_argument("--seconds", type=float, default=60, metavar="S", help="load without start-up; default: 60")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="cores of each server; default: 1")
     parser.add_argument(
-        "--signal", choices=("KILL", "TERM"), default="KILL", help="what ends the server; default: KILL"
+        "--signal", choices=("KILL", "TERM"), default="KILL", help="signal that ends the server; default: KILL"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="also as JSON")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the report as JSON")
     return parser.parse_args()
 
 

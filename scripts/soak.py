@@ -1,9 +1,9 @@
-"""A real `rapid serve` for minutes under a mixed load, with its memory, files, threads and queue second by second.
+"""A soak test: a real `rapid serve` under mixed load for minutes, with memory, files, threads and queue every second.
 
-Clients ask for few images, break off large streams, send what is no request, read slowly or never, fetch zips, and open
-connections on which they do nothing. It fails (exit 1) if memory in the last third of the time is more than 5 % above
-the middle third, if an answer was a 5xx other than a 503 with Retry-After, if anything is left in the engine after the
-load, or if a seed that was asked for again gave other pixels (more than 1 of 255). Needs Linux: it reads /proc.
+Clients request a few images, abort large streams, send invalid requests and bytes that are not HTTP, read slowly or not
+at all, fetch zips, and hold idle connections. It fails (exit 1) if memory in the last third is more than 5 % above the
+middle third, if a response is a 5xx other than a 503 with Retry-After, if images are left in the engine after the load,
+or if a repeated seed gives other pixels (more than 1 of 255). Linux only: it reads /proc.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from PIL import Image, ImageDraw, ImageFont
 START_SECONDS = 180
 END_SECONDS = 60
 GROWTH, ONCE = 1.05, 64
-"""Memory may grow by this factor, or by so many MiB: a step larger than all before takes them, once."""
+"""Memory may grow by this factor, or by this many MiB: the largest step so far may allocate them, once."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
 STREAMS = ("application/x-ndjson", "text/event-stream", "application/zip")
 BAD_BODIES = (b"", b"[", b'{"count": 0}', b'{"count": 1e9}', b'{"count": 1, "labels": ["?"]}', b"[" * 5000, b"\xff")
@@ -50,14 +50,14 @@ RUDE = (
     b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
 )
 KINDS: dict[str, str] = {
-    "small": "few images as JSON, with a fresh seed",
-    "again": "few images with one of eight seeds, compared with the first time",
-    "cut": "a stream of thousands that the client breaks off",
-    "reset": "the same, by a reset of the connection",
-    "bad": "requests that are refused",
-    "rude": "bytes that are no request",
-    "slow": "a stream that is read slowly, and one that is not read",
-    "zip": "a zip that is read to its end and opened",
+    "small": "a few images as JSON, with a random seed",
+    "again": "a few images with one of eight seeds, compared with the first time",
+    "cut": "a stream of thousands of images that the client aborts",
+    "reset": "the same, with a connection reset",
+    "bad": "invalid requests",
+    "rude": "bytes that are not HTTP",
+    "slow": "a stream that is read slowly or not at all",
+    "zip": "a zip that is read completely and opened",
     "idle": "connections that do nothing",
 }
 
@@ -66,7 +66,7 @@ Client = Callable[["Load", httpx.Client, random.Random], None]
 
 
 class SoakError(Exception):
-    """The experiment cannot be made; the message is for the user."""
+    """The test cannot run; the message is for the user."""
 
 
 class Sample(NamedTuple):
@@ -81,7 +81,7 @@ class Sample(NamedTuple):
 
 @dataclass
 class Load:
-    """What the clients share, and what they saw."""
+    """What the clients share, and their results."""
 
     host: str
     port: int
@@ -96,7 +96,7 @@ class Load:
     first: dict[int, list[np.ndarray[Any, Any]]] = field(default_factory=dict)
 
     def saw(self, kind: str, response: httpx.Response) -> bool:
-        """Count an answer; whether it is a good one."""
+        """Count a response; return whether its status is 200."""
         status = response.status_code
         with self.lock:
             self.requests[kind] += 1
@@ -109,13 +109,13 @@ class Load:
         return status == httpx.codes.OK
 
     def broke(self, kind: str, error: Exception) -> None:
-        """Count a connection that broke although nobody meant it to."""
+        """Count a connection that broke unexpectedly."""
         with self.lock:
             self.faults[f"{kind}: {type(error).__name__}"] += 1
 
     @contextmanager
     def connection(self) -> Iterator[socket.socket]:
-        """A bare connection."""
+        """A plain TCP connection."""
         with socket.create_connection((self.host, self.port), timeout=30) as connection:
             yield connection
 
@@ -129,7 +129,7 @@ def small(load: Load, client: httpx.Client, order: random.Random) -> None:
 
 
 def again(load: Load, client: httpx.Client, order: random.Random) -> None:
-    """Images that were asked for before."""
+    """Images of a repeated seed."""
     seed = order.randrange(8)
     response = client.post("/generate", json={"count": 4, "seed": seed})
     if not load.saw("again", response):
@@ -144,7 +144,7 @@ def again(load: Load, client: httpx.Client, order: random.Random) -> None:
 
 
 def cut(load: Load, client: httpx.Client, order: random.Random) -> None:
-    """Goes away in the middle of a stream."""
+    """Disconnect in the middle of a stream."""
     body, headers = {"count": load.large}, {"Accept": order.choice(STREAMS)}
     with client.stream("POST", "/generate", json=body, headers=headers) as response:
         load.saw("cut", response)
@@ -155,17 +155,17 @@ def cut(load: Load, client: httpx.Client, order: random.Random) -> None:
 
 
 def reset(load: Load, client: httpx.Client, order: random.Random) -> None:
-    """Resets the connection at some moment, perhaps before anything is answered."""
+    """Reset the connection at a random time, possibly before the response."""
     with load.connection() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        connection.sendall(ask(load.large, order.choice([*STREAMS, "application/json"])))
+        connection.sendall(request_bytes(load.large, order.choice([*STREAMS, "application/json"])))
         load.stop.wait(order.choice([0, 0.01, 0.3, 1]))
         with load.lock:
             load.requests["reset"] += 1
 
 
 def bad(load: Load, client: httpx.Client, order: random.Random) -> None:
-    """Is refused."""
+    """Send invalid requests."""
     headers = {"Content-Type": "application/json", "Accept": order.choice(["*/*", "text/html", "image/png"])}
     load.saw("bad", client.post("/generate", content=order.choice(BAD_BODIES), headers=headers))
     load.saw("bad", client.get(order.choice(["/nothing", "/entries/x", "/entries/-1", "/static/%00", "/generate"])))
@@ -173,7 +173,7 @@ def bad(load: Load, client: httpx.Client, order: random.Random) -> None:
 
 
 def rude(load: Load, client: httpx.Client, order: random.Random) -> None:
-    """Sends what is no request, and looks at what comes back."""
+    """Send bytes that are not HTTP, and check the response."""
     with load.connection() as connection, suppress(OSError):
         connection.settimeout(1)
         connection.sendall(order.choice(RUDE))
@@ -189,10 +189,10 @@ def rude(load: Load, client: httpx.Client, order: random.Random) -> None:
 
 
 def slow(load: Load, client: httpx.Client, order: random.Random) -> None:
-    """Reads little or nothing for some seconds."""
+    """Read little or nothing for some seconds."""
     with load.connection() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.sendall(ask(load.large, order.choice(STREAMS)))
+        connection.sendall(request_bytes(load.large, order.choice(STREAMS)))
         with load.lock:
             load.requests["slow"] += 1
         end = time.monotonic() + order.uniform(2, 20)
@@ -205,7 +205,7 @@ def slow(load: Load, client: httpx.Client, order: random.Random) -> None:
 
 
 def zipped(load: Load, client: httpx.Client, order: random.Random) -> None:
-    """A zip, opened."""
+    """Fetch a zip and open it."""
     count = order.randint(1, 60)
     response = client.post("/generate", json={"count": count}, headers={"Accept": "application/zip"})
     if load.saw("zip", response):
@@ -216,7 +216,7 @@ def zipped(load: Load, client: httpx.Client, order: random.Random) -> None:
 
 
 def idle(load: Load, client: httpx.Client, order: random.Random) -> None:
-    """Opens connections and does nothing."""
+    """Hold connections without sending anything."""
     held = [socket.create_connection((load.host, load.port), timeout=30) for _ in range(20)]
     with load.lock:
         load.requests["idle"] += len(held)
@@ -228,7 +228,7 @@ def idle(load: Load, client: httpx.Client, order: random.Random) -> None:
 CLIENTS: tuple[Client, ...] = (small, small, again, again, cut, reset, bad, rude, slow, slow, zipped, idle)
 
 
-def ask(count: int, accept: str) -> bytes:
+def request_bytes(count: int, accept: str) -> bytes:
     """The bytes of a request."""
     body = json.dumps({"count": count}).encode()
     head = f"POST /generate HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\nContent-Type: application/json\r\n"
@@ -242,7 +242,7 @@ def decode(content: bytes) -> np.ndarray[Any, np.dtype[np.int16]]:
 
 
 def sample(process: subprocess.Popen[bytes], client: httpx.Client, begin: float) -> Sample:
-    """The server now."""
+    """Measure the server."""
     folder = Path(f"/proc/{process.pid}")
     pages = int((folder / "statm").read_text().split()[1])
     threads = len(list((folder / "task").iterdir()))
@@ -258,8 +258,8 @@ def queued(client: httpx.Client) -> float:
     return float(found[1])
 
 
-def probe(samples: list[Sample], load: Load, left: float) -> list[str]:
-    """What is wrong; empty if all is well."""
+def find_faults(samples: list[Sample], load: Load, left: float) -> list[str]:
+    """What is wrong; empty if nothing is."""
     third = len(samples) // 3
     middle, last = (
         statistics.median(one.rss_mib for one in part) for part in (samples[third : 2 * third], samples[2 * third :])
@@ -274,13 +274,13 @@ def probe(samples: list[Sample], load: Load, left: float) -> list[str]:
 
 
 def plot(samples: list[Sample], path: Path) -> None:
-    """Memory and queue over time as a PNG; the project has no library for plots."""
+    """Draw memory and queue over time as a PNG; the project does not depend on a plotting library."""
     width, height, edge = 900, 420, 60
     font = ImageFont.load_default(13)
     sheet = Image.new("RGB", (width, height), "white")
     draw = ImageDraw.Draw(sheet)
     end = max(one.seconds for one in samples)
-    draw.text((edge, 8), "resident memory in MiB (black, left) and images that wait (grey, right)", "black", font)
+    draw.text((edge, 8), "resident memory in MiB (black, left) and queued images (grey, right)", "black", font)
     draw.rectangle((edge, 30, width - edge, height - 40), outline="black")
     columns = (
         ("#999999", [one.queue for one in samples], "right"),
@@ -303,7 +303,7 @@ def plot(samples: list[Sample], path: Path) -> None:
 
 
 def run(options: argparse.Namespace) -> tuple[Json, list[str]]:
-    """Start a server, load it, and look at it until the end: what was seen, and what is wrong."""
+    """Start a server, load and measure it; return the report and what is wrong."""
     command = [sys.executable, "-m", "rapid", "serve", "--model", str(options.model), "--port", "0", "--device", "cpu"]
     if options.batch is not None:
         command += ["--batch", str(options.batch)]
@@ -331,11 +331,11 @@ def run(options: argparse.Namespace) -> tuple[Json, list[str]]:
             process.kill()
         log.seek(0)
         text = log.read().decode(errors="replace")
-    wrong = probe(samples, load, left)
+    wrong = find_faults(samples, load, left)
     if status:
         wrong.append(f"the server ended with {status}")
     if traces := text.count("Traceback (most recent call last)"):
-        wrong.append(f"{traces} traces in the log: {_first_trace(text)}")
+        wrong.append(f"{traces} tracebacks in the log: {_first_traceback(text)}")
     images = re.search(r"^rapid_images_total\{.*\} (\S+)", metrics, re.M)
     plot(samples, options.out / "soak.png")
     report: Json = {
@@ -354,7 +354,7 @@ def run(options: argparse.Namespace) -> tuple[Json, list[str]]:
 
 
 def main() -> int:
-    """Run and print; 0 if all is well, 1 if something is wrong, 2 if the experiment cannot be made."""
+    """Run and print; return 0 if nothing is wrong, 1 if something is, 2 if the test cannot run."""
     options = _options()
     try:
         report, wrong = run(options)
@@ -380,7 +380,7 @@ def _until_ready(client: httpx.Client) -> None:
 
 
 def _watch(process: subprocess.Popen[bytes], client: httpx.Client, load: Load, seconds: float) -> list[Sample]:
-    """The load, and a look at the server each second; each client is a thread."""
+    """Run the load, one thread per client, and measure the server every second."""
     clients = [threading.Thread(target=_work, args=(load, one, number)) for number, one in enumerate(CLIENTS)]
     begin = time.monotonic()
     samples: list[Sample] = []
@@ -411,7 +411,7 @@ def _work(load: Load, client: Client, number: int) -> None:
 
 
 def _settle(client: httpx.Client) -> float:
-    """What is left in the engine when those that the load left behind had time to go."""
+    """Images left in the engine after it has had time to notice that the clients are gone."""
     end = time.monotonic() + 20
     while (left := queued(client)) and time.monotonic() < end:
         time.sleep(0.2)
@@ -420,7 +420,7 @@ def _settle(client: httpx.Client) -> float:
 
 def _table(samples: list[Json]) -> Iterator[str]:
     yield f"{'seconds':>8} {'RSS MiB':>8} {'files':>6} {'threads':>8} {'queue':>7}"
-    # some twenty lines, the last among them
+    # about twenty lines, including the last
     for one in samples[:: max(1, len(samples) // 20)] + samples[-1:]:
         yield (f"{one['seconds']:8.0f} {one['rss_mib']:8.1f} {one['files']:6d} {one['threads']:8d} {one['queue']:7.0f}")
 
@@ -432,8 +432,8 @@ def _quantiles(seconds: list[float]) -> str:
     return f"half within {cuts[49]:.2f}, 95 % within {cuts[94]:.2f}, all within {max(seconds):.2f}"
 
 
-def _first_trace(text: str) -> str:
-    """The error of the first trace in a log."""
+def _first_traceback(text: str) -> str:
+    """The exception of the first traceback in a log."""
     lines = text[text.index("Traceback (most recent call last)") :].splitlines()
     return next((line for line in lines[1:] if line and not line.startswith(" ")), "")[:200]
 
@@ -441,7 +441,7 @@ def _first_trace(text: str) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="the bundle to serve")
-    parser.add_argument("--minutes", type=float, default=10, metavar="M", help="of load; default: 10")
+    parser.add_argument("--minutes", type=float, default=10, metavar="M", help="duration of the load; default: 10")
     parser.add_argument("--batch", type=int, metavar="N", help="rows of a step; default: measured")
     parser.add_argument("--large", type=int, default=5000, metavar="N", help="images of a large stream; default: 5000")
     parser.add_argument("--out", type=Path, default=Path("runs/soak"), metavar="FOLDER", help="default: runs/soak")

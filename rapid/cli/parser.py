@@ -27,10 +27,11 @@ def _build_kb(subparsers: Subparsers) -> None:
     build.add_argument(
         "--public", type=Path, action="append", required=True, metavar="PATH", help="public images; may be repeated"
     )
+    build.add_argument("--method", metavar="NAME", help="method; default: that of --preset")
     reuse = "public bundle made from the same images: reuse every part that the settings do not change"
     build.add_argument("--networks", type=Path, metavar="DIR", help=reuse)
     _output(build)
-    _settings(build, default_preset="letters-mnist")
+    _settings(build, default_preset=None, shown="letters-mnist, unless --method is given")
     _training(build)
 
 

@@ -28,7 +28,7 @@ CLASSES = 10
 
 def build_kb(options: argparse.Namespace) -> None:
     """`rapid build-kb`."""
-    settings = load_settings(options.preset, options.overrides)
+    settings = _settings_without_base(options, "letters-mnist")
     device = choose_device(options.device)
     bundle = build_public_bundle(
         options.public, options.out, settings, device, resume=options.resume, networks=options.networks
@@ -124,14 +124,20 @@ def _private_settings(base: Path | None, options: argparse.Namespace) -> MethodS
         if options.method not in (None, bundle.config.method):
             raise InputError("method", f"--base was made for {bundle.config.method}", options.method)
         return _settings_on(bundle, options.preset, options.overrides)
-    if options.preset is not None:
-        settings = load_settings(options.preset, options.overrides)
-        if options.method not in (None, settings.method):
-            raise InputError("method", f"--preset {options.preset} is for {settings.method}", options.method)
-        return settings
-    if options.method is None:
+    if options.preset is None and options.method is None:
         raise InputError("base", "give a public bundle, or a --method that needs none")
-    return apply_overrides({"method": options.method}, options.overrides)
+    return _settings_without_base(options)
+
+
+def _settings_without_base(options: argparse.Namespace, default_preset: str = "") -> MethodSettings:
+    """Those of --preset, or the defaults of --method, or those of the default preset."""
+    preset = options.preset
+    if preset is None and options.method is not None:
+        return apply_overrides({"method": options.method}, options.overrides)
+    settings = load_settings(preset or default_preset, options.overrides)
+    if options.method not in (None, settings.method):
+        raise InputError("method", f"--preset {preset} is for {settings.method}", options.method)
+    return settings
 
 
 def _settings_on(base: Bundle, preset: str | None, overrides: list[str]) -> MethodSettings:

@@ -113,18 +113,28 @@ def group_epsilon(events: Sequence[DpEvent], delta: float, group_size: int) -> f
         return _prv(history, delta)
     # a coarser grid is looser, never too low; a thousandth of what is expected costs little of either
     interval = min(1e-2, max(1e-4, _rdp(history, delta) * group_size * 1e-3))
-    shifts = np.arange(group_size + 1)
-    losses = []
-    for noise_multiplier, sample_rate, steps in history:
-        probabilities = binom.pmf(shifts, group_size, sample_rate)
-        loss = privacy_loss_distribution.from_mixture_gaussian_mechanism(
-            noise_multiplier,
-            [float(shift) for shift in shifts],
-            list(probabilities / probabilities.sum()),
-            value_discretization_interval=interval,
-        )
-        losses.append(loss.self_compose(steps))
+    losses = [
+        _group_loss(noise_multiplier, sample_rate, group_size, interval).self_compose(steps)
+        for noise_multiplier, sample_rate, steps in history
+    ]
     return float(reduce(lambda one, other: one.compose(other), losses).get_epsilon_for_delta(delta))
+
+
+def _group_loss(noise_multiplier: float, sample_rate: float, group_size: int, interval: float) -> Any:
+    """The privacy loss distribution of one step for a group, with losses that are `interval` apart."""
+    if sample_rate == 1:
+        # one Gaussian; the mixture's search for its tail fails here at every other noise multiplier
+        return privacy_loss_distribution.from_gaussian_mechanism(
+            noise_multiplier / group_size, value_discretization_interval=interval
+        )
+    shifts = np.arange(group_size + 1)
+    probabilities = binom.pmf(shifts, group_size, sample_rate)
+    return privacy_loss_distribution.from_mixture_gaussian_mechanism(
+        noise_multiplier,
+        [float(shift) for shift in shifts],
+        list(probabilities / probabilities.sum()),
+        value_discretization_interval=interval,
+    )
 
 
 def single_noise_multiplier(epsilon: float, delta: float) -> float:

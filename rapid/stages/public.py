@@ -45,7 +45,7 @@ def build_public_bundle(
     """
     method = find_method(settings.method)
     if not method.has_public_stage:
-        raise InputError("preset", f"is of the method {method.name}, which has no public stage", settings.preset)
+        raise InputError("method", "has no public stage; start with train-private", method.name)
     sets = [fit_images(load_images(path, "public"), settings.image, "public") for path in paths]
     images = join(sets, "public")
     sources = np.repeat(np.arange(len(sets)), [len(part) for part in sets])

@@ -39,8 +39,9 @@ class Checkpoint:
             return None
         try:
             state: dict[str, Any] = torch.load(self.path, weights_only=True, map_location="cpu")
-        except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
-            raise RapidError(f"{self.path}: the checkpoint is damaged ({error}); remove it to start again") from error
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            # not the error's own text, which is long and advises to trust the file
+            raise RapidError(f"{self.path}: the checkpoint is damaged; remove it to start again") from error
         return state
 
     def save(self, state: dict[str, Any]) -> None:

@@ -27,5 +27,5 @@ class Recipe(Section):
     @property
     def digest(self) -> str:
         """sha256 (hex) of the recipe; the class counts, so two kinds of components never share one."""
-        content = {"class": type(self).__name__, **self.model_dump(mode="json")}
+        content = {"class": f"{type(self).__module__}.{type(self).__qualname__}", **self.model_dump(mode="json")}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

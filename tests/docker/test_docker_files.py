@@ -112,7 +112,8 @@ class TestDockerfile:
 
     def test_every_package_of_the_project_is_copied(self, path: Path) -> None:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-        tops = {name.split(".")[0] for name in project["tool"]["setuptools"]["packages"]}
+        folders = project["tool"]["setuptools"]["packages"]["find"]["where"]
+        tops = {"rapid" if folder == "." else folder for folder in folders}
         copied = {value.split()[0] for name, value in instructions(path) if name == "COPY"}
         assert tops <= copied
 

@@ -13,7 +13,6 @@ import warnings
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import pytest
 import torch
@@ -70,9 +69,9 @@ def train_in_child(*arguments: object, until: tuple[str, ...] = ()) -> int:
 def kill_myself(until: tuple[str, ...], frame: FrameType, event: str, _: object) -> None:
     file, function, *names = until
     code = frame.f_code
-    if code.co_name == function and code.co_filename.endswith(file):
-        if names in ([], [getattr(frame.f_locals.get("path"), "name", None)]):
-            os.kill(os.getpid(), signal.SIGKILL)
+    called = code.co_name == function and code.co_filename.endswith(file)
+    if called and names in ([], [getattr(frame.f_locals.get("path"), "name", None)]):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def half_written(out: Path) -> bool:

@@ -62,6 +62,11 @@ def test_endless_dataset(private_bundle: Path) -> None:
     assert re.findall(r"batch (\d): loss", told) == ["1", "2"]
 
 
+@pytest.mark.parametrize("name", ["layer.py", "mechanism.py"])
+def test_the_code_of_the_docs(name: str) -> None:
+    assert run(f"../docs/extending/{name}")
+
+
 def test_read_ledger_without_a_ledger(tmp_path: Path) -> None:
     assert "nothing was spent" in run("read_ledger.py", "--ledger", tmp_path / "none.jsonl")
 

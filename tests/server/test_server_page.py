@@ -157,8 +157,8 @@ def test_chosen_classes_and_steps(visit: Visit, url: str, generator: Generator) 
     sent = []
     with visit(url) as page:
         page.on("request", lambda request: sent.append(request) if request.method == "POST" else None)
-        expect(page.locator("#steps")).to_have_attribute("placeholder", re.compile(f"^{generator.steps},"))
-        page.get_by_label("Chosen ones").check()
+        expect(page.locator("#steps")).to_have_attribute("placeholder", re.compile(f"^{generator.steps} "))
+        page.get_by_label("Selected, in turn").check()
         for name in ("3", "8"):
             page.get_by_role("checkbox", name=name).check()
         generate(page, 5, steps="2", seed="1")
@@ -225,7 +225,7 @@ def test_the_large_view(visit: Visit, url: str, client: httpx.Client) -> None:
         view = page.get_by_role("dialog")
         expect(view.get_by_role("heading")).to_have_text("Image 1, class 1")
         expect(page.locator("#facts")).to_have_text(re.compile("Class.*1.*Index.*1 of 0 to 11.*Seed.*6"))
-        expect(page.locator("#origin")).to_have_text(re.compile("^The public image from which it began"))
+        expect(page.locator("#origin")).to_have_text(re.compile("^The public image that it started from"))
         expect(page.locator("#neighbour")).to_be_visible()
         assert page.evaluate("getComputedStyle(large).imageRendering") == "pixelated"
         width = page.evaluate("large.clientWidth")
@@ -262,21 +262,21 @@ def test_a_wrong_field_is_told_beside_the_form(visit: Visit, url: str) -> None:
     alert = "#form [role=alert]"
     with visit(url) as page:
         for field, value, words in (
-            ("count", "301", "Images: a whole number from 1 to 300, please."),
-            ("count", "0", "Images: a whole number from 1 to 300, please."),
-            ("count", "1.5", "Images: a whole number from 1 to 300, please."),
-            ("seed", "-1", f"Seed: a whole number from 0 to {2**63 - 1}, or nothing, please."),
-            ("seed", f"{2**63}", f"Seed: a whole number from 0 to {2**63 - 1}, or nothing, please."),
-            ("steps", "201", "Steps: a whole number from 1 to 200, please."),
+            ("count", "301", "Images: enter a whole number from 1 to 300."),
+            ("count", "0", "Images: enter a whole number from 1 to 300."),
+            ("count", "1.5", "Images: enter a whole number from 1 to 300."),
+            ("seed", "-1", f"Seed: enter a whole number from 0 to {2**63 - 1}, or leave it empty."),
+            ("seed", f"{2**63}", f"Seed: enter a whole number from 0 to {2**63 - 1}, or leave it empty."),
+            ("steps", "201", "Steps: enter a whole number from 1 to 200."),
         ):
             fields = {"count": "1", "seed": "", "steps": "", field: value}
             generate(page, **fields)
             expect(page.locator(alert)).to_have_text(words)
             expect(page.locator(f"#{field}")).to_be_focused()
             expect(page.locator(f"#{field}")).to_have_attribute("aria-invalid", "true")
-        page.get_by_label("Chosen ones").check()
+        page.get_by_label("Selected, in turn").check()
         generate(page, 1, steps="")
-        expect(page.locator(alert)).to_have_text("Classes: choose at least one, please.")
+        expect(page.locator(alert)).to_have_text("Classes: select at least one.")
         page.get_by_role("checkbox", name="3").check()
         generate(page, 1)
         done(page, "^1 image, seed")
@@ -315,9 +315,8 @@ def test_a_server_that_stops(visit: Visit, application: Any, serving: Any) -> No
         generate(page, 5000)
         page.locator(".cell").first.wait_for()
         app.state.engine.stop()
-        words = (
-            "^The server ended it: the server is stopping[.] [0-9]+ images? of 5,000 had come, and (is|are) kept[.]$"
-        )
+        arrived = "[0-9]+ images? of 5,000 arrived, and (is|are) kept[.]"
+        words = f"^The server ended the response: the server is stopping[.] {arrived}$"
         expect(page.locator("#error")).to_have_text(re.compile(words))
         assert page.locator(".cell").count() > 0
         expect(page.locator("#zip")).to_be_visible()
@@ -350,13 +349,13 @@ def test_a_stream_that_breaks_off_and_an_image_without_a_neighbour(visit: Visit,
             lambda route: route.fulfill(body="\n".join([*lines, '{"typ']), headers={"X-Rapid-Seed": "5"}),
         )
         generate(page, 3)
-        expect(page.locator("#error")).to_have_text("The connection was lost. 1 image of 3 had come, and is kept.")
-        expect(page.locator("#said")).to_have_text("1 image, seed 5. Click one to see it large.")
+        expect(page.locator("#error")).to_have_text("The connection was lost. 1 image of 3 arrived, and is kept.")
+        expect(page.locator("#said")).to_have_text("1 image, seed 5. Click one to enlarge it.")
         expect(page.locator(".cell")).to_have_count(1)
         expect(page.locator(".hole")).to_have_count(0)
         page.locator(".cell").click()
         expect(page.locator("#large-title")).to_have_text("Image 2, class <b>&")
-        expect(page.locator("#origin")).to_have_text(re.compile("^It began with noise alone"))
+        expect(page.locator("#origin")).to_have_text(re.compile("^It started from noise alone"))
         expect(page.locator("#neighbour")).to_be_hidden()
 
 
@@ -368,14 +367,14 @@ def test_a_token_is_asked_for_where_the_server_wants_one(visit: Visit, applicati
         expect(asked).to_be_visible()
         expect(page.get_by_label("Token", exact=True)).to_be_focused()
         page.keyboard.press("Escape")
-        expect(page.locator("#error")).to_have_text("The server wants a token.")
+        expect(page.locator("#error")).to_have_text("The server requires a token.")
         page.get_by_role("button", name="Try again").click()
         page.get_by_label("Token", exact=True).fill("two words")
-        page.get_by_role("button", name="Use it").click()
-        expect(asked.get_by_role("alert")).to_have_text("A token is one word of letters, digits and signs.")
+        page.get_by_role("button", name="Use token").click()
+        expect(asked.get_by_role("alert")).to_have_text("A token has letters, digits and punctuation, and no spaces.")
         page.get_by_label("Token", exact=True).fill("wrong")
         page.keyboard.press("Enter")
-        expect(asked.get_by_role("alert")).to_have_text("This token is not known here.")
+        expect(asked.get_by_role("alert")).to_have_text("The server does not know this token.")
         page.get_by_label("Token", exact=True).fill(token)
         page.keyboard.press("Enter")
         expect(asked).to_be_hidden()
@@ -413,13 +412,13 @@ def test_a_choice_of_models(
         for words in ("Epsilon", "Delta", "Adjacency", "Unit", "Accountant"):
             expect(page.locator("#statement th", has_text=words).first).to_be_visible()
         expect(page.locator("#statement table").first).to_contain_text(generator.bundle.privacy["accountant"])
-        expect(page.locator("#meaning-list")).to_contain_text("The promise.")
+        expect(page.locator("#meaning-list")).to_contain_text("The guarantee.")
         page.get_by_label("Model").select_option("public")
         expect(page.locator("#name")).to_have_text("public")
         expect(page.locator("#statement")).to_contain_text("public images alone")
         expect(page.locator("#statement table")).to_have_count(0)
         expect(page.locator("#meaning-list")).to_contain_text("No private image was used,")
-        page.get_by_label("Chosen ones").check()
+        page.get_by_label("Selected, in turn").check()
         assert page.locator("#boxes label").all_inner_texts() == list(public.classes)
         page.get_by_label("All in turn").check()
         generate(page, 3, seed="1")
@@ -433,7 +432,7 @@ def test_a_choice_of_models(
 
 
 def neighbour(client: httpx.Client, model: str, seed: int) -> bytes:
-    """The public image from which the first image of a seed began."""
+    """The public image that the first image of a seed started from."""
     entry = client.post("/generate", json={"count": 3, "seed": seed, "model": model}).json()["entries"][0]
     return client.get(f"/entries/{entry}", params={"model": model}).content
 

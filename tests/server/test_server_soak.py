@@ -58,13 +58,13 @@ def test_what_is_wrong_is_found(soak: ModuleType) -> None:
         return [soak.Sample(float(number), rss, 9, 3, 0.0) for number, rss in enumerate(memory)]
 
     load = soak.Load("x", 1, 10)
-    assert soak.probe(samples(1, 1, 5000, 5000, 5200, 5200), load, 0) == []
-    assert soak.probe(samples(1, 1, 500, 500, 560, 560), load, 0) == []
-    assert soak.probe(samples(1, 1, 5000, 5000, 5300, 5300), load, 0)[0].startswith("memory grows")
-    assert soak.probe(samples(1, 1, 500, 500, 570, 570), load, 0)[0].startswith("memory grows")
-    assert soak.probe(samples(1, 1, 1), load, 7) == ["7 images are left in the engine after the load"]
+    assert soak.find_faults(samples(1, 1, 5000, 5000, 5200, 5200), load, 0) == []
+    assert soak.find_faults(samples(1, 1, 500, 500, 560, 560), load, 0) == []
+    assert soak.find_faults(samples(1, 1, 5000, 5000, 5300, 5300), load, 0)[0].startswith("memory grows")
+    assert soak.find_faults(samples(1, 1, 500, 500, 570, 570), load, 0)[0].startswith("memory grows")
+    assert soak.find_faults(samples(1, 1, 1), load, 7) == ["7 images are left in the engine after the load"]
     load.wrong += ["small: 500", "small: 500"]
-    assert soak.probe(samples(1, 1, 1), load, 0) == ["small: 500 (2 times)"]
+    assert soak.find_faults(samples(1, 1, 1), load, 0) == ["small: 500 (2 times)"]
 
 
 def test_what_it_counts(soak: ModuleType) -> None:

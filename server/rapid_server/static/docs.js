@@ -1,10 +1,10 @@
-// Show /openapi.json to a reader.
+// Renders /openapi.json.
 
 import { byId, element } from "./element.js";
 
 const main = byId("main");
 const JSON_TYPE = "application/json";
-// what to try of a type that is not JSON: options of curl
+// curl options for types that are not JSON
 const KEPT = {
   "image/png": "-o images.png", "application/zip": "-o images.zip", "application/x-ndjson": "--no-buffer", "text/event-stream": "--no-buffer",
 };
@@ -15,7 +15,7 @@ function resolve(schema) {
   return schema?.$ref ? schemas[schema.$ref.split("/").pop()] : schema;
 }
 
-// A schema as a few words: "integer from 1 to 1000 | null".
+// A schema in short: "integer from 1 to 1000 | null".
 function words(schema) {
   schema = resolve(schema);
   if (!schema || Object.keys(schema).length === 0) return "anything";
@@ -61,7 +61,7 @@ function parameters(given) {
     [element("code", one.name), words(one.schema), `${one.required ? "" : "(optional) "}in the ${one.in}`]));
 }
 
-// A line to type; a parameter in the path is 0 in it.
+// A curl command; parameters in the path are 0.
 function command(method, path, body, type) {
   const address = new URL(path.replace(/^\//, "").replace(/\{[^}]+\}/g, "0"), document.baseURI).href;
   const parts = [`curl ${address}`];
@@ -94,14 +94,14 @@ function operation(method, path, content) {
   for (const type of asked ? types : []) {
     if (type !== JSON_TYPE) made.append(code(command(method, path, asked.examples?.[0], type)));
   }
-  const answers = Object.entries(content.responses).map(([status, answer]) => [
+  const statuses = Object.entries(content.responses).map(([status, response]) => [
     element("code", status),
-    marked(answer.description === "Successful Response" ? "Done" : answer.description),
-    Object.keys(answer.content ?? {}).join(", "),
+    marked(response.description === "Successful Response" ? "Success" : response.description),
+    Object.keys(response.content ?? {}).join(", "),
   ]);
-  made.append(element("h3", "Answers"), table(["Status", "When", "Type"], answers));
+  made.append(element("h3", "Responses"), table(["Status", "When", "Type"], statuses));
   const given = resolve(content.responses[200]?.content?.[JSON_TYPE]?.schema);
-  if (given?.properties) made.append(element("h3", "Fields of the JSON answer"), fields(given));
+  if (given?.properties) made.append(element("h3", "Fields of the JSON response"), fields(given));
   return made;
 }
 

@@ -1,13 +1,13 @@
-// The form: what can be asked for, and what is.
+// The form: choices of the request, and their validation.
 
 import { byId, element } from "./element.js";
 
 const [model, classes, boxes, some, count, seed, steps] = ["model", "classes", "boxes", "some", "count", "seed", "steps"].map(byId);
 const LARGEST_SEED = 2n ** 63n - 1n;
 
-let info = null; // the answer of /info
+let info = null; // the response of /info
 
-/** Why something cannot be asked for, in words, and the field that is wrong. */
+/** An invalid field, with a message for the user. */
 export class Wrong extends Error {
   constructor(field, words) {
     super(words);
@@ -15,7 +15,7 @@ export class Wrong extends Error {
   }
 }
 
-/** The model that is chosen, as /info tells of it. */
+/** The selected model, as /info describes it. */
 export const chosenModel = () => info.models[Number(model.value) || 0];
 
 const chosenClasses = () => (some.checked ? [...boxes.querySelectorAll(":checked")].map((box) => Number(box.value)) : []);
@@ -26,7 +26,7 @@ function showClasses() {
   byId("chosen").textContent = some.checked ? `(${chosenClasses().length})` : "";
 }
 
-/** Fits the form to the chosen model. */
+/** Adapts the form to the selected model. */
 export function showModel() {
   const chosen = chosenModel();
   byId("all").checked = true;
@@ -37,11 +37,11 @@ export function showModel() {
   }));
   boxes.classList.toggle("wide", chosen.classes.some((name) => name.length > 4));
   classes.hidden = chosen.classes.length === 0;
-  steps.placeholder = `${chosen.steps}, the model's own`;
+  steps.placeholder = `${chosen.steps} (default)`;
   showClasses();
 }
 
-/** Takes the answer of /info. */
+/** Takes the response of /info. */
 export function fill(answer) {
   info = answer;
   model.replaceChildren(...info.models.map((one, place) => Object.assign(element("option", one.model), { value: place })));
@@ -62,23 +62,23 @@ export function useSeed(value) {
 
 function whole(field, name, most) {
   const value = Number(field.value);
-  // what is not a number at all has no value here
+  // the value of text that is not a number is empty
   if (field.validity.badInput || !Number.isInteger(value) || value < 1 || value > most) {
-    throw new Wrong(field, `${name}: a whole number from 1 to ${most.toLocaleString("en")}, please.`);
+    throw new Wrong(field, `${name}: enter a whole number from 1 to ${most.toLocaleString("en")}.`);
   }
   return value;
 }
 
-/** What is asked for; its body is text, so that a seed beyond 2^53 keeps all its digits. Throws Wrong. */
+/** The request; its body is text, so that a seed above 2^53 keeps all its digits. Throws Wrong. */
 export function request() {
   for (const field of [count, seed, steps]) field.removeAttribute("aria-invalid");
   const chosen = chosenModel();
   const picked = chosenClasses();
-  if (some.checked && !classes.hidden && !picked.length) throw new Wrong(some, "Classes: choose at least one, please.");
+  if (some.checked && !classes.hidden && !picked.length) throw new Wrong(some, "Classes: select at least one.");
   const images = whole(count, "Images", info.max_count);
   const digits = seed.value.trim();
   if (!/^[0-9]{0,19}$/.test(digits) || (digits && BigInt(digits) > LARGEST_SEED)) {
-    throw new Wrong(seed, `Seed: a whole number from 0 to ${LARGEST_SEED}, or nothing, please.`);
+    throw new Wrong(seed, `Seed: enter a whole number from 0 to ${LARGEST_SEED}, or leave it empty.`);
   }
   const own = steps.value === "" && !steps.validity.badInput;
   const labels = picked.length ? Array.from({ length: images }, (_, place) => picked[place % picked.length]) : null;

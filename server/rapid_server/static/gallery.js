@@ -4,7 +4,7 @@ import { byId, element } from "./element.js";
 import { blobOf } from "./run.js";
 
 const PAGE = 240; // fills whole rows of 2, 3, 4, 5, 6, 8, 10 or 12
-const FRAME = 60; // at most so many are drawn anew in a frame
+const FRAME = 60; // most images that are added per frame
 const GAP = 10;
 const [grid, pager, range, before, after] = ["grid", "pager", "range", "before", "after"].map(byId);
 
@@ -53,7 +53,7 @@ function empty() {
   frame.style.aspectRatio = `${width} / ${height}`;
   const hole = element("div", "", frame);
   hole.className = "hole";
-  if (run.info.classes.length) hole.append(element("span", "\u00a0")); // where the class will stand
+  if (run.info.classes.length) hole.append(element("span", "\u00a0")); // space for the class
   return element("li", "", hole);
 }
 
@@ -73,7 +73,7 @@ function build() {
   update();
 }
 
-// Shows what has come for this page.
+// Shows the images of this page that have arrived.
 function update() {
   waiting = false;
   if (!run) return;
@@ -96,7 +96,7 @@ function turn(to) {
   build();
 }
 
-// The tab key leads to one image; arrow keys lead on from there.
+// The tab key reaches one image; arrow keys move from there.
 function hold(button) {
   for (const other of grid.querySelectorAll("[tabindex='0']")) other.tabIndex = -1;
   if (button) button.tabIndex = 0;
@@ -114,14 +114,14 @@ export function show(what, open) {
   turn(0);
 }
 
-/** More has come; shown with the next frame. */
+/** More images have arrived; shows them in the next frame. */
 export function more() {
   if (waiting) return;
   waiting = true;
   requestAnimationFrame(update);
 }
 
-/** The run is finished: what did not come has left no holes. */
+/** The run is finished: closes the gaps of images that did not arrive. */
 export function settle() {
   if (run.slots.length < run.count) {
     const held = shown.get(document.activeElement);

@@ -1,4 +1,4 @@
-// The page: asks /info what the models are, sends the form to /generate, shows the images as they come.
+// The page: reads the models from /info, sends the form to /generate, shows the images as they arrive.
 
 import { byId, save } from "./element.js";
 import * as form from "./form.js";
@@ -15,10 +15,10 @@ import { zip } from "./zip.js";
 const [error, generate, cancel, results, again, pack] = ["error", "generate", "cancel", "results", "again", "zip"].map(byId);
 
 let loaded = false;
-let run = null; // whose images are on the page
-let running = null; // AbortController of the run that is under way
+let run = null; // its images are on the page
+let running = null; // AbortController of the current run
 
-// Tells what is wrong, beside the field that is, or else above the button.
+// Shows an error beside its field, or above the button without one.
 function fail(words, field) {
   error.textContent = words;
   error.hidden = !words;
@@ -65,21 +65,21 @@ function kept() {
   return run.done ? `, and ${run.done === 1 ? "is" : "are"} kept` : "";
 }
 
-// Shows what comes; returns what went wrong after the answer had begun, in words, or "".
+// Shows images as they arrive; returns the error that ended the response early, or "".
 async function receive(response, asked) {
   run = new Run(asked.model, response.headers.get("X-Rapid-Seed"), asked.count, asked.classes); // a number in JSON would lose digits
   gallery.show(run, (image) => view.open(image, run, gallery.focusOn));
   for await (const found of lines(response)) {
     for (const line of found) {
       if (line.type === "image") run.put(line);
-      else if (line.type === "error") return `The server ended it: ${line.detail}. ${images(run.done)} of ${asked.count.toLocaleString("en")} had come${kept()}.`;
+      else if (line.type === "error") return `The server ended the response: ${line.detail}. ${images(run.done)} of ${asked.count.toLocaleString("en")} arrived${kept()}.`;
       else if (line.type === "end") return "";
     }
     progress.reach(run.done);
     gallery.more();
     view.more();
   }
-  throw new TypeError("the answer has no end");
+  throw new TypeError("incomplete response");
 }
 
 async function make(asked) {
@@ -100,7 +100,7 @@ async function make(asked) {
   } catch {
     if (!signal.aborted) {
       words = run === before ? UNREACHABLE
-        : `The connection was lost. ${images(run.done)} of ${asked.count.toLocaleString("en")} had come${kept()}.`;
+        : `The connection was lost. ${images(run.done)} of ${asked.count.toLocaleString("en")} arrived${kept()}.`;
     }
   }
   const held = document.activeElement === cancel;
@@ -120,7 +120,7 @@ function ended(cancelled, begun, count) {
 }
 
 function summary() {
-  return run.done ? `${images(run.done)}, seed ${run.seed}. Click one to see it large.` : "No images came.";
+  return run.done ? `${images(run.done)}, seed ${run.seed}. Click one to enlarge it.` : "No images arrived.";
 }
 
 byId("form").addEventListener("submit", (event) => {
@@ -144,7 +144,7 @@ cancel.addEventListener("click", () => running?.abort());
 again.addEventListener("click", () => form.useSeed(run.seed));
 pack.addEventListener("click", () => save(zip(run.files), run.zipName));
 byId("details").addEventListener("click", async (event) => {
-  if (!hasToken()) return; // a plain link sends none
+  if (!hasToken()) return; // a plain link sends no token
   event.preventDefault();
   const response = await ask("info");
   if (response.ok) save(await response.blob(), "info.json");

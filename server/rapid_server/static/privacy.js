@@ -1,4 +1,4 @@
-// What a model guarantees, in plain words, as elements of the page.
+// The privacy guarantee of a model, explained, as elements of the page.
 
 import { element } from "./element.js";
 import { number, numerals } from "./words.js";
@@ -25,46 +25,46 @@ function table(rows) {
 }
 
 function strength(epsilon) {
-  if (epsilon <= 1) return "An ε of 1 or less is a strong promise. ";
-  if (epsilon <= 3) return "An ε of 1 to 3 is a promise of middling strength. ";
-  return "With an ε this large the promise for the worst case is weak: such a factor rules out little by itself. Attacks that " +
-    "are known achieve far less than it would allow, but that is experience and no proof. ";
+  if (epsilon <= 1) return "An ε of 1 or less is a strong guarantee. ";
+  if (epsilon <= 3) return "An ε of 1 to 3 is a moderate guarantee. ";
+  return "With an ε this large the worst-case guarantee is weak: such a factor rules out little by itself. Known attacks " +
+    "achieve far less than it allows, but that is experience, not proof. ";
 }
 
 function point(title, ...parts) {
   return element("li", "", element("strong", `${title} `), ...parts);
 }
 
-const MARKED = point("Every PNG says what it is.", "In a text chunk: that it is synthetic, which model made it, and the ε and δ of that model if it has any.");
+const MARKED = point("Every PNG states its origin.", "A text chunk says that it is synthetic, which model made it, and the ε and δ of that model if it has any.");
 
-/** What the statement of a model says and what it does not, as list items. */
+/** What the guarantee of a model covers and what it does not, as list items. */
 export function meaning({ privacy }) {
   if (privacy === null) {
     return [
       point("No private image was used,", "so there is nothing private to protect, and no guarantee is stated."),
-      point("The public images have no protection.", "What this model makes may look much like one of them. The large view of an image shows " +
-        "the public image from which it began."),
+      point("The public images have no protection.", "An image may closely resemble one of them. The enlarged view of an image shows " +
+        "the public image that it started from."),
       MARKED.cloneNode(true),
     ];
   }
   const unit = privacy.unit ?? "one image";
   const size = typeof privacy.dataset_size === "number" ? `the ${number(privacy.dataset_size)} private images` : "the private images";
   return [
-    point("The promise.", `Whether or not ${unit} was among ${size}: whatever this model makes, and whatever anyone works out from it, could ` +
-      "have come about as well. The two chances differ by a factor of at most ", element("strong", "", ...factor(privacy.epsilon)),
-      " (that is e", element("sup", "ε"), "), but for a chance of about δ = ", ...numerals(privacy.delta), ". Smaller numbers promise more. ",
+    point("The guarantee.", `Whether or not ${unit} was among ${size}, any output of this model, and anything inferred from it, is about ` +
+      "equally likely. The two probabilities differ by a factor of at most ", element("strong", "", ...factor(privacy.epsilon)),
+      " (that is e", element("sup", "ε"), "), except for a probability of about δ = ", ...numerals(privacy.delta), ". Smaller numbers are a stronger guarantee. ",
       strength(privacy.epsilon)),
-    point("It does not wear off.", "It holds however many images are made, and whatever is done with them. Making more spends nothing."),
-    point(`It is for ${unit}.`, "Who has several of the private images is protected less."),
-    point("What it does not hide.", "What is true of the private images as a whole, such as what a class looks like: to show that is what these images are for. " +
+    point("It does not wear off.", "It holds however many images are made, and whatever is done with them. Generating more costs no privacy."),
+    point(`It protects ${unit}.`, "People with several of the private images are protected less."),
+    point("What it does not hide.", "What is true of the private images as a whole, such as what a class looks like: showing that is the purpose of synthetic images. " +
       "The number of private images and the names of the classes count as public."),
-    point("The public images have no protection.", "The model also learned from public images. The large view of an image shows the one from which it began."),
-    point("Not for facts about single cases.", "A synthetic image is no record of anything, and what is rare among the private images is what it shows worst."),
+    point("The public images have no protection.", "The model also learned from public images. The enlarged view of an image shows the one that it started from."),
+    point("Not for facts about single cases.", "A synthetic image is not a record of a real case, and it shows rare features of the private images worst."),
     MARKED.cloneNode(true),
   ];
 }
 
-/** The statement: its words, and its numbers in tables. */
+/** The privacy statement: a text, and its numbers in tables. */
 export function statement({ privacy, privacy_in_words }) {
   const words = element("p", privacy_in_words);
   if (privacy === null) return [words];

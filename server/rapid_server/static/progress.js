@@ -1,11 +1,11 @@
-// How far a run is: images done, how many a second, time left.
+// Progress of a run: images done, rate, time left.
 
 import { byId } from "./element.js";
 import { duration, images } from "./words.js";
 
 const [box, bar, pace, said] = ["progress", "bar", "pace", "said"].map(byId);
-const WINDOW = 5_000; // milliseconds over which the pace is measured
-const SAY_EVERY = 10_000; // a screen reader is told now and then
+const WINDOW = 5_000; // milliseconds over which the rate is measured
+const SAY_EVERY = 10_000; // milliseconds between updates for screen readers
 
 let marks = []; // [time, done], the oldest first
 let count = 0;
@@ -38,14 +38,14 @@ export function begin(total) {
   marks = [[told, 0]];
   bar.max = total;
   box.hidden = false;
-  said.textContent = `Making ${images(total)}.`;
+  said.textContent = `Generating ${images(total)}.`;
   show();
   clock = setInterval(show, 250);
 }
 
 export function reach(done) {
   const now = performance.now();
-  // the pace is that of the making, without the wait before it
+  // the rate excludes the wait before the first image
   if (done && !marks.at(-1)[1]) marks = [[marks.at(-1)[0], 0]];
   marks.push([now, done]);
 }

@@ -1,4 +1,4 @@
-// A run: what was asked for, and the images that have come.
+// A run: a request, and the images that have arrived.
 
 const safe = (text) => text.replace(/[^A-Za-z0-9_-]+/g, "_").slice(0, 60) || "_";
 
@@ -13,7 +13,7 @@ export class Run {
   /** info: of the model, as in /info; seed: all its digits, as text. */
   constructor(info, seed, count, classes) {
     Object.assign(this, { info, seed, count, classes });
-    this.slots = new Array(count).fill(null); // by place; null: not yet there
+    this.slots = new Array(count).fill(null); // by place; null: not yet arrived
     this.done = 0;
     this.finished = false;
   }
@@ -26,7 +26,7 @@ export class Run {
     this.slots[index] = { index, label, entry, name, bytes: bytesOf(image) };
   }
 
-  /** Nothing more will come: places that are still empty go. */
+  /** No more images will arrive: removes empty places. */
   finish() {
     this.slots = this.slots.filter(Boolean);
     this.finished = true;

@@ -1,6 +1,6 @@
-// An answer in JSON lines, as it comes.
+// A response in JSON lines, while it arrives.
 
-/** The objects of the lines, in lists of those that came together. */
+/** Yields lists of objects: the lines that arrived together. */
 export async function* lines(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -13,6 +13,6 @@ export async function* lines(response) {
       if (found.length) yield found.map((line) => JSON.parse(line));
     }
   } finally {
-    reader.cancel().catch(() => {}); // it has failed, or nobody reads on
+    reader.cancel().catch(() => {}); // it failed, or the reader has stopped
   }
 }

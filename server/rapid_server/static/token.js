@@ -1,4 +1,4 @@
-// The token: asked for only when the server wants one, kept until the tab is closed, sent with every request.
+// The token: requested only when the server requires one, kept until the tab is closed, sent with every request.
 
 import { byId } from "./element.js";
 
@@ -12,7 +12,7 @@ function stored() {
   try {
     return sessionStorage.getItem(KEY);
   } catch {
-    return null; // the browser keeps nothing for this page: then it is kept until the page is left
+    return null; // storage is blocked: the token lives as long as the page
   }
 }
 
@@ -32,7 +32,7 @@ function complain(words) {
   wrong.hidden = !words;
 }
 
-// Opens the dialog; true once there is a token, false if it is closed without one.
+// Opens the dialog; resolves to true when a token was entered, to false when it was closed without one.
 function entered() {
   asking ??= new Promise((resolve) => {
     field.value = "";
@@ -43,14 +43,14 @@ function entered() {
   return asking;
 }
 
-/** As fetch, with the token; asks for one, and tries again, if the server wants it. */
+/** fetch with the token; on 401 it asks for one and tries again. */
 export async function ask(path, options = {}) {
   for (;;) {
     const sent = token;
     const response = await fetch(path, { ...options, headers: { ...options.headers, ...(sent && { Authorization: `Bearer ${sent}` }) } });
     if (response.status !== 401) return response;
-    if (token !== sent) continue; // one was entered meanwhile
-    complain(sent ? "This token is not known here." : "");
+    if (token !== sent) continue; // another request has got one meanwhile
+    complain(sent ? "The server does not know this token." : "");
     if (!(await entered())) return response;
     options.signal?.throwIfAborted();
   }
@@ -62,7 +62,7 @@ form.addEventListener("submit", (event) => {
   event.preventDefault();
   const value = field.value.trim();
   if (!/^[\x21-\x7e]+$/.test(value)) {
-    complain("A token is one word of letters, digits and signs.");
+    complain("A token has letters, digits and punctuation, and no spaces.");
     field.focus();
     return;
   }

@@ -1,4 +1,4 @@
-// One image, large, beside the public image from which it began.
+// One image, enlarged, beside the public image that it started from.
 
 import { byId, element, save } from "./element.js";
 import { blobOf } from "./run.js";
@@ -12,7 +12,7 @@ const title = byId("large-title");
 let run = null;
 let image = null;
 let closed = () => {};
-let looking = null; // AbortController of the neighbour that is being fetched
+let looking = null; // AbortController of the current fetch of a neighbour
 
 function source(picture, blob) {
   const old = picture.src;
@@ -42,10 +42,10 @@ async function showNeighbour() {
   const { signal } = looking;
   if (image.entry === null) {
     source(neighbour, null);
-    origin.textContent = "It began with noise alone: no public image was retrieved for it.";
+    origin.textContent = "It started from noise alone: no public image was retrieved.";
     return;
   }
-  origin.textContent = "Looking for the public image from which it began…";
+  origin.textContent = "Loading the public image that it started from…";
   try {
     const response = await ask(`entries/${image.entry}?model=${encodeURIComponent(run.info.model)}`, { signal });
     const blob = response.ok ? await response.blob() : null;
@@ -53,16 +53,16 @@ async function showNeighbour() {
     if (signal.aborted) return;
     source(neighbour, blob);
     origin.textContent = blob
-      ? `The public image from which it began (entry ${image.entry.toLocaleString("en")} of the knowledge base, as that holds it).`
-      : `The public image from which it began cannot be shown. ${words}`;
+      ? `The public image that it started from (record ${image.entry.toLocaleString("en")} of the knowledge base).`
+      : `The public image that it started from cannot be shown. ${words}`;
   } catch {
     if (signal.aborted) return;
     source(neighbour, null);
-    origin.textContent = `The public image from which it began cannot be shown. ${UNREACHABLE}`;
+    origin.textContent = `The public image that it started from cannot be shown. ${UNREACHABLE}`;
   }
 }
 
-/** More images may have come before and after the one that is shown. */
+/** Updates the buttons when more images have arrived. */
 export function more() {
   if (!dialog.open) return;
   before.disabled = !run.near(image, -1);
@@ -87,11 +87,11 @@ function show(what) {
 function go(step) {
   const next = run.near(image, step);
   if (next) show(next);
-  // a button that can no longer be used would lose the focus
+  // a disabled button loses the focus
   if (document.activeElement?.disabled || !dialog.contains(document.activeElement)) (step < 0 ? after : before).focus();
 }
 
-/** Opens the view; `close` is called with the last image that was seen. */
+/** Opens the view; `close` is called with the last image that it showed. */
 export function open(what, of, close) {
   run = of;
   closed = close;

@@ -1,4 +1,4 @@
-// Numbers and times as people write them, and what a server's refusal says.
+// Numbers and durations in readable form, and the message of an error response.
 
 import { element } from "./element.js";
 
@@ -26,15 +26,15 @@ export function duration(seconds) {
   return `${(whole / 3600).toFixed(1)} h`;
 }
 
-/** What a server's answer says is wrong. */
+/** The message of an error response. */
 export async function problem(response) {
-  if (response.status === 401) return "The server wants a token.";
-  let words = `The server answered ${response.status} ${response.statusText}`.trim();
+  if (response.status === 401) return "The server requires a token.";
+  let words = `The server responded ${response.status} ${response.statusText}`.trim();
   try {
     const { detail } = await response.json();
     if (typeof detail === "string") words = `The server says: ${detail}`;
   } catch {
-    // not JSON: say what is known
+    // not JSON: the status has to do
   }
   const later = Number(response.headers.get("Retry-After"));
   const end = later > 0 ? `. Try again in about ${duration(later)}.` : ".";

@@ -144,6 +144,13 @@ def test_a_killed_run_is_resumed_and_charged_once(environment: dict[str, str], d
     assert json.loads(rapid(own, "ledger", "show", "--json").stdout)["datasets"][0]["epsilon"] == after["epsilon"]
 
 
+def test_it_has_no_public_stage(environment: dict[str, str], letters: Path, tmp_path: Path) -> None:
+    done = rapid(environment, "build-kb", "--method", "class-means", "--public", letters, "--out", tmp_path / "kb")
+    assert done.returncode == 2
+    assert done.stderr == "rapid: --method class-means: has no public stage; start with train-private\n"
+    assert not (tmp_path / "kb").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

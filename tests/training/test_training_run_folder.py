@@ -1,0 +1,174 @@
+"""Run folders: begun once, resumed with the same manifest, never mixed with something else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rapid.errors import InputError
+from rapid.training import RunFolder
+
+MANIFEST = {"settings": {"steps": 3, "classes": ("a", "b")}, "epsilon": 1.0}
+
+
+def enter(out: Path, *, resume: bool = False, command: str = "train-private", **changes: Any) -> Any:
+    return RunFolder.enter(out, command, MANIFEST | changes, resume=resume)
+
+
+def test_a_new_folder_and_then_the_same_run(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    with enter(out) as run_folder:
+        assert (run_folder.out, run_folder.new) == (out, True)
+        assert run_folder.checkpoint("denoiser") == out / "checkpoints" / "denoiser.pt"
+        # as it comes back from JSON
+        written = {"command": "train-private", "settings": {"steps": 3, "classes": ["a", "b"]}, "epsilon": 1.0}
+        assert run_folder.earlier() == written == json.loads((out / "checkpoints" / "manifest.json").read_text())
+    with enter(out, resume=True) as run_folder:
+        assert not run_folder.new
+
+
+def test_an_empty_folder_may_be_given_and_a_new_one_resumed(tmp_path: Path) -> None:
+    with enter(tmp_path) as run_folder:
+        assert run_folder.new
+    with enter(tmp_path / "new", resume=True) as run_folder:
+        assert run_folder.new
+
+
+def test_an_earlier_run_is_not_begun_again(tmp_path: Path) -> None:
+    with enter(tmp_path / "out"):
+        pass
+    with (
+        pytest.raises(InputError, match=r"^out .*holds an earlier run; continue with --resume"),
+        enter(tmp_path / "out"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"epsilon": 2.0}, "'epsilon'"),
+        ({"settings": {"steps": 4, "classes": ("a", "b")}}, r"'settings\.steps'"),
+        ({"settings": {"steps": 3, "classes": ("a",)}}, r"'settings\.classes'"),
+        ({"settings": {"steps": 3}}, r"'settings\.classes'"),
+        ({"delta": 0.1}, "'delta'"),
+        ({"command": "build-kb"}, "'command'"),
+    ],
+)
+def test_another_manifest_is_refused_by_its_first_difference(
+    tmp_path: Path, changes: dict[str, Any], told: str
+) -> None:
+    with enter(tmp_path / "out"):
+        pass
+    again = enter(tmp_path / "out", resume=True, **changes)
+    with pytest.raises(InputError, match=f"the earlier run differs in {told}"), again:
+        pass
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_something_else_is_left_alone(tmp_path: Path, resume: bool) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds something else"), enter(tmp_path, resume=resume):
+        pass
+    with pytest.raises(InputError, match="is a file"), enter(tmp_path / "thesis.txt", resume=resume):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+    shutil.rmtree(tmp_path)
+    (tmp_path / "checkpoints").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "denoiser.pt").write_text("of a run whose manifest is lost")
+    with pytest.raises(InputError, match="holds something else"), enter(tmp_path, resume=resume):
+        pass
+
+
+def test_a_run_that_was_killed_before_it_wrote_its_manifest_has_not_begun(tmp_path: Path) -> None:
+    inside = tmp_path / "checkpoints"
+    (inside / ".manifest.json.x7").mkdir(parents=True)
+    (inside / "lock").touch()
+    with enter(tmp_path) as run_folder:
+        assert run_folder.new
+        assert not (inside / ".manifest.json.x7").exists()
+
+
+def test_no_two_processes_work_in_it(tmp_path: Path) -> None:
+    with enter(tmp_path):
+        pass
+    entered, written = os.pipe()
+    other = os.fork()
+    if other == 0:
+        with enter(tmp_path, resume=True):
+            os.write(written, b"entered")
+            time.sleep(60)
+        os._exit(0)
+    assert os.read(entered, 7) == b"entered"
+    with pytest.raises(InputError, match="another process works in it"), enter(tmp_path, resume=True):
+        pass
+    # the lock goes with its process, however that ends
+    os.kill(other, signal.SIGKILL)
+    os.waitpid(other, 0)
+    with enter(tmp_path, resume=True):
+        pass
+
+
+def test_what_killed_runs_left_half_written_is_removed(tmp_path: Path) -> None:
+    with enter(tmp_path):
+        pass
+    half = [tmp_path / ".denoiser.ab12", tmp_path / "checkpoints" / ".denoiser.pt.cd34"]
+    whole = [tmp_path / "autoencoder", tmp_path / "checkpoints" / "denoiser.pt"]
+    for path in (*half, whole[0]):
+        path.mkdir()
+        (path / "weights").touch()
+    whole[1].touch()
+    with enter(tmp_path, resume=True):
+        assert not any(path.exists() for path in half)
+        assert all(path.exists() for path in whole)
+
+
+def test_a_run_has_one_name_and_its_copy_another(tmp_path: Path) -> None:
+    with enter(tmp_path / "out") as run_folder:
+        name = run_folder.run_name()
+        assert name == run_folder.run_name()
+    with enter(tmp_path / "out", resume=True) as run_folder:
+        assert run_folder.run_name() == name
+    shutil.copytree(tmp_path / "out", tmp_path / "copy")
+    with enter(tmp_path / "copy", resume=True) as run_folder:
+        assert run_folder.run_name() != name
+    # it tells nothing of where it was
+    assert str(tmp_path) not in (tmp_path / "out" / "checkpoints" / "run.json").read_text()
+    (tmp_path / "out" / "checkpoints" / "run.json").write_text("{")
+    assert RunFolder(tmp_path / "out").run_name() != name
+
+
+def test_only_a_folder_that_this_run_began_is_discarded(tmp_path: Path) -> None:
+    with enter(tmp_path / "out") as run_folder:
+        pass
+    with enter(tmp_path / "out", resume=True) as again:
+        again.discard()
+        assert (tmp_path / "out").exists()
+    run_folder.discard()
+    assert not (tmp_path / "out").exists()
+
+
+def test_leaving_removes_training_states_and_keeps_what_recognises_the_command(tmp_path: Path) -> None:
+    with enter(tmp_path) as run_folder:
+        run_folder.run_name()
+        run_folder.checkpoint("denoiser").touch()
+        (tmp_path / "checkpoints" / ".probe.pt.x").mkdir()
+        run_folder.leave()
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"manifest.json", "run.json", "lock"}
+    with enter(tmp_path, resume=True):
+        pass
+
+
+def test_a_manifest_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path / "nowhere").earlier() is None
+    with enter(tmp_path):
+        pass
+    (tmp_path / "checkpoints" / "manifest.json").write_text("{")
+    assert RunFolder(tmp_path).earlier() is None

@@ -1,0 +1,149 @@
+"""A stop that is asked for at any point of a step: the step is finished and saved whole, and nothing begun is forgotten.
+
+A tracer raises SIGTERM before every single line of Python that one step runs, those of torch included.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rapid.config.sections import Training
+from rapid.data import ImageSet
+from rapid.dp.access import PrivateAccess, PublicFacts
+from rapid.dp.budget import Budget
+from rapid.dp.ledger import Ledger, Limit, Spent
+from rapid.dp.mechanism import PrivateMechanism
+from rapid.dp.releases import DpSgdSpec, Release
+from rapid.dp.spending import Charge
+from rapid.errors import Stopped
+from rapid.stopping import request_stop, stop_on_signal
+from rapid.training import Checkpoint, RunFolder, Trainer
+from rapid.training.optimizers import noisy_schedule
+from rapid.training.public import train
+
+STEPS, INTO = 5, 2
+"""Steps of a training, and the one at whose every point a stop is asked for."""
+CHOSEN = Training(steps=STEPS, batch_size=2, warmup_steps=1, learning_rate=0.1, ema_decay=0.9)
+OURS = str(Path(sys.modules["rapid"].__file__ or "").parent)
+
+
+class SignalAt:
+    """A trace function that raises SIGTERM before the n-th line that runs from the beginning of step INTO on to the
+    beginning of the next.
+
+    Attributes:
+        lines: how many there were.
+        gradients: how many gradients of the private mechanism were begun.
+    """
+
+    def __init__(self, nth: int | None) -> None:
+        self._nth = nth
+        self._steps = 0
+        self.lines = 0
+        self.gradients = 0
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
+        if event == "call":
+            return self._called(frame.f_code)
+        if event == "line" and self._steps == INTO:
+            self.lines += 1
+            if self.lines == self._nth:
+                signal.raise_signal(signal.SIGTERM)
+        return self
+
+    def _called(self, code: CodeType) -> Any:
+        self._steps += code is Trainer.step.__code__
+        self.gradients += code is PrivateMechanism.gradient.__code__
+        return self if self._steps == INTO or code.co_filename.startswith(OURS) else None
+
+
+def traced(nth: int | None, work: Callable[[], None]) -> SignalAt:
+    """Run `work`, which a signal stops if `nth` says so."""
+    found = SignalAt(nth)
+    with stop_on_signal():
+        sys.settrace(found)
+        try:
+            work()
+        except Stopped:
+            assert nth is not None
+        else:
+            assert nth is None
+        finally:
+            sys.settrace(None)
+    return found
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two states are the same, bit by bit."""
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+def check_whole(state: dict[str, Any]) -> None:
+    """Network, optimiser, learning rate and average have all seen the same number of steps."""
+    moments = state["optimizer"]["state"]
+    assert len(moments) == 2
+    for moment in moments.values():
+        assert moment["step"] == state["step"]
+        assert moment["exp_avg"].abs().sum() > 0
+        assert moment["exp_avg_sq"].abs().sum() > 0
+    assert state["scheduler"]["last_epoch"] == state["step"]
+    assert state["average"]["n_averaged"] == state["step"]
+
+
+def train_publicly(path: Path, stop_after: int | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    network, calls = nn.Linear(2, 1), 0
+
+    def loss(generator: torch.Generator) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == stop_after:
+            request_stop()
+        return network(torch.randn(2, 2, generator=generator)).square().mean()
+
+    train("test", network, loss, CHOSEN, Checkpoint(path))
+    return network
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_public_step_is_saved_whole_wherever_it_is_stopped(tmp_path: Path) -> None:
+    whole = train_publicly(tmp_path / "whole.pt").state_dict()
+    expected = {}
+    for steps in (INTO, INTO + 1):
+        with stop_on_signal(), pytest.raises(Stopped):
+            train_publicly(tmp_path / f"{steps}.pt", stop_after=steps)
+        expected[steps] = torch.load(tmp_path / f"{steps}.pt")
+        check_whole(expected[steps])
+    lines = traced(None, lambda: train_publicly(tmp_path / "all.pt")).lines
+    print("LINES", lines)
+    assert lines > 300
+    seen = set()
+    for nth in range(1, lines + 1):
+        path = tmp_path / "stopped.pt"
+        path.unlink(missing_ok=True)
+        traced(nth, lambda path=path: train_publicly(path))
+        state = torch.load(path)
+        # the state of a training that was asked to stop between two steps; from that, all goes on the same
+        assert same(state, expected[state["step"]]), nth
+        if nth % 50 == 0 or state["step"] not in seen:
+            assert same(train_publicly(path).state_dict(), whole)
+        seen.add(state["step"])
+    assert INTO in seen
