@@ -36,17 +36,20 @@ class InputError(RapidError):
 
     exit_code = 2
 
-    def __init__(self, field: str, problem: str = "", value: object = None) -> None:
-        if not problem:
-            field, problem = "", field
+    def __init__(self, field: str, problem: str, value: object = None) -> None:
         self.field = field
         self.problem = problem
         self.value = value
         super().__init__(self.describe(field))
 
-    def describe(self, name: str) -> str:
-        """The message with the field under another name, such as a flag."""
-        where = name if self.value is None else f"{name} {self.value}".strip()
+    def describe(self, name: str, equals: str = " ") -> str:
+        """The message with the field under another name, such as a flag.
+
+        Args:
+            name: shown instead of the field.
+            equals: between name and value.
+        """
+        where = name if self.value is None else f"{name}{equals if name else ''}{self.value}"
         return f"{where}: {self.problem}" if where else self.problem
 
 

@@ -77,7 +77,9 @@ def _report(error: Exception) -> int:
     """Print an expected error in one line and return its exit code; raises any other one."""
     if isinstance(error, RapidError):
         if not error.reported:
-            message = error.describe(flag(error.field)) if isinstance(error, InputError) else str(error)
+            message = str(error)
+            if isinstance(error, InputError):
+                message = error.describe(flag(error.field), "=" if "." in error.field else " ")
             print(f"{_name()}: {message}", file=sys.stderr)
         return error.exit_code
     if isinstance(error, BrokenPipeError):

@@ -275,10 +275,11 @@ class PrivateAccess:
 
         Raises:
             PrivacyRefused: the budget does not list this release.
+            ValueError: the predicate returns several values an example.
         """
 
         def total() -> Tensor:
-            return self._apply(predicate, tensors, name).bool().sum().double().view(1)
+            return self._one_each(predicate, tensors, name).bool().sum().double().view(1)
 
         # whole numbers hide the last digits of floating-point noise
         return round(self._query(name, "count", total).item())
@@ -319,10 +320,11 @@ class PrivateAccess:
 
         Raises:
             PrivacyRefused: the budget does not list this release.
+            ValueError: the function returns several values an example.
         """
 
         def total() -> Tensor:
-            found = self._apply(function, tensors, name)
+            found = self._one_each(function, tensors, name)
             return torch.bincount(found[(found >= 0) & (found < bins)], minlength=bins).double()
 
         return self._query(name, "histogram", total).round()
@@ -354,6 +356,13 @@ class PrivateAccess:
                 progress.advance(len(rows[0]))
             # normalisation layers refuse empty batches: a black image tells the shape
             return torch.cat(parts) if parts else function(*_black(tensors))[:0]
+
+    def _one_each(self, function: Rows, tensors: Sequence[PrivateTensor], title: str) -> Tensor:
+        """One value for each example, (n,): with more, an image would change a count by more than 1."""
+        values = self._apply(function, tensors, title)
+        if values.ndim != 1:
+            raise ValueError(f"the function must return one value an example, not {tuple(values.shape[1:])}")
+        return values
 
     def _row_shape(self, function: Rows, tensors: Sequence[PrivateTensor]) -> tuple[int, ...]:
         """The shape of one row of a function's result, which is public."""

@@ -63,6 +63,7 @@ def prv_epsilon(events: Sequence[DpEvent], delta: float) -> float:
 
     Raises:
         ValueError: an event that is no Poisson-subsampled Gaussian.
+        InputError: delta is too small for double precision.
     """
     return _prv(poisson_gaussian_steps(compose(events)), delta)
 
@@ -123,7 +124,7 @@ def group_epsilon(events: Sequence[DpEvent], delta: float, group_size: int) -> f
 def _group_loss(noise_multiplier: float, sample_rate: float, group_size: int, interval: float) -> Any:
     """The privacy loss distribution of one step for a group, with losses that are `interval` apart."""
     if sample_rate == 1:
-        # one Gaussian; the mixture's search for its tail fails here at every other noise multiplier
+        # one Gaussian; the mixture's search for its tail can fail here by rounding
         return privacy_loss_distribution.from_gaussian_mechanism(
             noise_multiplier / group_size, value_discretization_interval=interval
         )
@@ -243,7 +244,10 @@ def _prv_of_rows(history: tuple[tuple[float, float, int], ...], delta: float) ->
         # it takes a first guess from RDP, which warns when the best order is the first or last
         warnings.simplefilter("ignore", UserWarning)
         warnings.simplefilter("ignore", RuntimeWarning)
-        bound = float(accountant.get_epsilon(delta, eps_error=error))
+        try:
+            bound = float(accountant.get_epsilon(delta, eps_error=error))
+        except ValueError as problem:
+            raise InputError("delta", f"epsilon cannot be computed for it ({problem})", delta) from problem
     return max(0.0, min(bound, rough))
 
 

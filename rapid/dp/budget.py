@@ -134,6 +134,8 @@ class Budget(BaseModel):
             budget = cls.model_validate(record)
         except ValidationError:
             raise altered from None
+        if [release.spec.share for release in budget.releases].count(None) != 1:
+            raise altered
         if budget.epsilon != epsilon or budget.spent > epsilon * (1 + SOLVED_AGAIN):
             raise altered
         return budget

@@ -41,7 +41,7 @@ INSTRUCTIONS = {
         "WORKDIR",
     )
 }
-SERVER = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "server").glob("*.py")))
+SERVER = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "server" / "rapid_server").glob("*.py")))
 
 Instruction = tuple[str, str]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -90,6 +90,7 @@ class Closed:
         raise InputError("record", "there is none")
 
 
+@settings(deadline=None)
 @given(count=st.integers(1, 60), batch=st.integers(1, 20), calls=st.integers(1, 5), seed=st.integers(0, 2**63 - 1))
 def test_batches_change_nothing(count: int, batch: int, calls: int, seed: int) -> None:
     generator = Closed(batch_size=batch, calls=calls)

@@ -157,7 +157,7 @@ def test_ctrl_c_lets_the_command_save_what_it_has(data: Path, tmp_path: Path, le
         os.killpg(process.pid, signal.SIGINT)
         errors = process.communicate(timeout=60)[1]
     assert process.returncode == 130
-    assert "go on with --resume" in errors
+    assert "rerun the command with --resume" in errors
     assert "Traceback" not in errors
     assert list((tmp_path / "runs" / "public" / "checkpoints").iterdir())
     assert json.loads((tmp_path / "runs" / "times.json").read_text())["public"] > 0

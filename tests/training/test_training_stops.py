@@ -6,6 +6,7 @@ A tracer raises SIGTERM before every single line of Python that one step runs, t
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -147,3 +148,86 @@ def test_a_public_step_is_saved_whole_wherever_it_is_stopped(tmp_path: Path) -> 
             assert same(train_publicly(path).state_dict(), whole)
         seen.add(state["step"])
     assert INTO in seen
+
+
+class Repeated:
+    """The same bytes in every run."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def __call__(self, count: int) -> bytes:
+        self._calls += 1
+        return np.random.default_rng(self._calls).bytes(count)
+
+
+class PrivateTask:
+    """DP-SGD of a tiny network behind the door to private images, charged to a ledger.
+
+    Of so many steps that the epsilon beside the progress bar is not computed in step INTO.
+    """
+
+    STEPS = 20 * (INTO + 1)
+
+    def __init__(self, folder: Path) -> None:
+        spec = DpSgdSpec(name="denoiser", dataset_size=6, expected_batch=3, steps=self.STEPS, clip_norm=1.0)
+        release = Release(spec=spec, noise_multiplier=1.0)
+        self.budget = Budget(epsilon=50.0, delta=1e-3, dataset_size=6, releases=(release,))
+        self.folder = RunFolder(folder / "out")
+        self.charge = Charge(Ledger(folder / "ledger.jsonl"), "data set", "run", Limit(50.0, 1e-3))
+        images = np.arange(6 * 4, dtype=np.uint8).reshape(6, 2, 2)
+        self.images = ImageSet(images, None, (), "test")
+
+    def train(self, between_steps: Callable[[int], None] | None = None) -> None:
+        torch.manual_seed(0)
+        network = nn.Linear(4, 1)
+        access = PrivateAccess(
+            self.images, PublicFacts.of(self.images), self.budget, self.folder, device=torch.device("cpu")
+        )
+        optimizer = torch.optim.Adam(network.parameters(), lr=0.1)
+        with access.charged(self.charge):
+            access.train(
+                "denoiser",
+                network,
+                lambda images: network(images.float().flatten(1) / 255).square().sum(1),
+                [access.images],
+                optimizer=optimizer,
+                scheduler=noisy_schedule(optimizer, self.STEPS),
+                ema_decay=0.9,
+                between_steps=between_steps,
+            )
+
+    def check(self, steps: int) -> dict[str, Any]:
+        """So many steps are recorded and charged; returns the checkpoint."""
+        state = torch.load(self.folder.checkpoint("denoiser"))
+        assert state["step"] == steps
+        last = self.charge.ledger.entries()[-1]
+        assert last.kind == "settle"
+        assert last.releases == tuple(Spent.of("denoiser", event) for event in self.budget.events({"denoiser": steps}))
+        return state
+
+
+def test_a_private_step_is_saved_whole_and_charged_wherever_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rapid.dp.randomness.SystemStream", Repeated)
+    expected = {}
+    for steps in (INTO, INTO + 1):
+        task = PrivateTask(tmp_path / str(steps))
+        with stop_on_signal(), pytest.raises(Stopped):
+            task.train(lambda done, steps=steps: request_stop() if done == steps else None)
+        expected[steps] = task.check(steps)
+        check_whole(expected[steps])
+    lines = traced(None, PrivateTask(tmp_path / "all").train).lines
+    print("LINES", lines)
+    assert lines > 600
+    for nth in range(1, lines + 1):
+        task = PrivateTask(tmp_path / f"at{nth}")
+        # what was begun is what is recorded, and charged
+        gradients = traced(nth, task.train).gradients
+        assert same(task.check(gradients), expected[gradients]), nth
+        if nth < lines:
+            shutil.rmtree(tmp_path / f"at{nth}")
+    # and the last one goes on to the end
+    task.train()
+    task.check(task.STEPS)
