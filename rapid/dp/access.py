@@ -416,9 +416,9 @@ def _black(tensors: Sequence[PrivateTensor]) -> list[Tensor]:
 def _check_rows(function: Rows, rows: Sequence[Tensor], result: Tensor) -> None:
     """Compare the first row with what the function makes of it alone."""
     alone = function(*(part[:1] for part in rows))
-    together = result[:1]
-    if len(result) != len(rows[0]) or alone.shape != together.shape:
+    if result.ndim == 0 or len(result) != len(rows[0]) or alone.shape != (1, *result.shape[1:]):
         raise ValueError("the function must return one row an example")
+    together = result[:1]
     if not alone.is_floating_point():
         return
     tolerance = SAME * max(1.0, float(together.abs().max())) if together.numel() else SAME

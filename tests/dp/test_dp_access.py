@@ -42,7 +42,7 @@ def images(count: int = SIZE, seed: int = 0) -> ImageSet:
 
 
 def access_to(folder: Path, budget: Budget = BUDGET, own: ImageSet | None = None) -> PrivateAccess:
-    own = own or images()
+    own = images() if own is None else own
     return PrivateAccess(own, PublicFacts(SIZE, CLASSES, (3, 5)), budget, RunFolder(folder), device=CPU)
 
 
@@ -228,7 +228,7 @@ def test_several_values_an_example_cannot_be_counted(tmp_path: Path) -> None:
 )
 def test_a_function_that_mixes_examples_is_refused(tmp_path: Path, mixes: Callable[[Tensor], Tensor]) -> None:
     access = access_to(tmp_path)
-    with pytest.raises(ValueError, match=r"mixes examples|one row an example|more than 1 value per channel|dimension"):
+    with pytest.raises(ValueError, match=r"mixes examples|one row an example|more than 1 value per channel"):
         access.map(lambda rows: mixes(pixels(rows)[:, None]), access.images)
 
 
@@ -248,7 +248,9 @@ def test_a_rank_without_images_has_rows_of_the_right_shape(tmp_path: Path) -> No
     access = access_to(tmp_path, own=images(0))
     found = access.map(lambda rows: nn.functional.normalize(pixels(rows).flatten(1)), access.images)
     assert (len(found), found._rows.shape) == (0, (0, 15))
-    assert [len(result) if result.ndim else 0 for result in release_all(access)] == [0, 3, 3, 3]
+    assert abs(access.count("many", bright, access.images)) < 6 * BUDGET.release("many").noise_stddev
+    assert access.mean("centre", pixels, access.images).shape == (3, 5)
+    assert access.histogram("classes", 3, lambda labels: labels, access.labels).shape == (3,)
 
 
 def test_private_rows_are_neither_shown_nor_pickled(tmp_path: Path) -> None:
@@ -260,17 +262,19 @@ def test_private_rows_are_neither_shown_nor_pickled(tmp_path: Path) -> None:
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         with pytest.raises(PrivacyRefused, match="cannot be pickled"):
             pickle.dumps(rows, protocol)
-    for copies in (copy.copy, copy.deepcopy, pickle.dumps, lambda one: torch.save(one, io.BytesIO())):
-        for holder in (rows, access):
-            with pytest.raises(PrivacyRefused):
-                copies(holder if holder is rows else {"images": holder.images})
+    for copies in (copy.copy, copy.deepcopy, pickle.dumps, lambda one: torch.save({"rows": one}, io.BytesIO())):
+        with pytest.raises(PrivacyRefused):
+            copies(rows)
+    for copies in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(PrivacyRefused):
+            copies(access)
     with pytest.raises(TypeError):
-        iter(rows)  # type: ignore[call-overload]
+        iter(rows)
     with pytest.raises(TypeError):
-        rows[0]  # type: ignore[index]
+        rows[0]
     assert np.asarray(rows).dtype == object
     with pytest.raises(AttributeError):
-        rows.seen = 1  # type: ignore[attr-defined]
+        rows.seen = 1
 
 
 def test_unlabelled_images_have_no_labels(tmp_path: Path) -> None:
@@ -348,22 +352,17 @@ def test_an_orderly_end_is_charged_for_what_was_begun(book: Book, error: type[Ex
 def test_a_crash_stays_charged_in_full(book: Book, error: type[BaseException]) -> None:
     with pytest.raises(error), book.run() as access:
         access.count("many", bright, access.images)
-        raise error("here")
+        raise error("out", "is no folder")
     (reserved,) = book.lines()
     assert (reserved.kind, reserved.releases) == ("reserve", EVERYTHING)
 
 
 def test_a_step_whose_rank_was_lost_is_charged(book: Book) -> None:
-    calls = 0
-
     def lost(rows: Tensor, labels: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
         raise LostRank("the other one is gone")
 
     with pytest.raises(LostRank), book.run() as access:
         train(access, lost)
-    assert calls == 1
     assert book.lines()[-1].releases == spent(network=1)
 
 
