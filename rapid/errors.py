@@ -42,6 +42,10 @@ class InputError(RapidError):
         self.value = value
         super().__init__(self.describe(field))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # an exception is rebuilt from its message alone otherwise; ranks send theirs to each other
+        return type(self), (self.field, self.problem, self.value), self.__dict__
+
     def describe(self, name: str, equals: str = " ") -> str:
         """The message with the field under another name, such as a flag.
 

@@ -23,7 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _build_kb(subparsers: Subparsers) -> None:
-    build = _command(subparsers, "build-kb", "train:build_kb", "train on public images and build the knowledge base")
+    build = _command(subparsers, "build-kb", "build:build_kb", "train on public images and build the knowledge base")
     build.add_argument(
         "--public", type=Path, action="append", required=True, metavar="PATH", help="public images; may be repeated"
     )

@@ -1,4 +1,4 @@
-"""`rapid build-kb`, `rapid plan` and `rapid train-private`."""
+"""`rapid plan` and `rapid train-private`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rapid.bundle import Bundle
 from rapid.bundle.card import privacy_in_words
+from rapid.cli.build import settings_without_base
 from rapid.cli.tables import plan_table
 from rapid.config.presets import private_settings
 from rapid.config.sections import DpSgdSettings, MethodSettings
@@ -20,22 +21,9 @@ from rapid.methods import apply_overrides, find_method, load_settings
 from rapid.progress import Progress
 from rapid.runtime import choose_device
 from rapid.stages.private import train_private_bundle
-from rapid.stages.public import build_public_bundle
 
 CLASSES = 10
 """Assumed where `rapid plan` does not see the images."""
-
-
-def build_kb(options: argparse.Namespace) -> None:
-    """`rapid build-kb`."""
-    settings = _settings_without_base(options, "letters-mnist")
-    device = choose_device(options.device)
-    bundle = build_public_bundle(
-        options.public, options.out, settings, device, resume=options.resume, networks=options.networks
-    )
-    held = bundle.config.facts.get("knowledge_base", {}).get("entries")
-    print(f"public bundle: {bundle.path}" + (f" ({held:,} entries in the knowledge base)" if held else ""))
-    print(f"next: rapid train-private --base {bundle.path} --private PATH --epsilon 1 --out DIR")
 
 
 def plan(options: argparse.Namespace) -> None:
@@ -126,18 +114,7 @@ def _private_settings(base: Path | None, options: argparse.Namespace) -> MethodS
         return _settings_on(bundle, options.preset, options.overrides)
     if options.preset is None and options.method is None:
         raise InputError("base", "give a public bundle, or a --method that needs none")
-    return _settings_without_base(options)
-
-
-def _settings_without_base(options: argparse.Namespace, default_preset: str = "") -> MethodSettings:
-    """Those of --preset, or the defaults of --method, or those of the default preset."""
-    preset = options.preset
-    if preset is None and options.method is not None:
-        return apply_overrides({"method": options.method}, options.overrides)
-    settings = load_settings(preset or default_preset, options.overrides)
-    if options.method not in (None, settings.method):
-        raise InputError("method", f"--preset {preset} is for {settings.method}", options.method)
-    return settings
+    return settings_without_base(options)
 
 
 def _settings_on(base: Bundle, preset: str | None, overrides: list[str]) -> MethodSettings:

@@ -225,7 +225,7 @@ class PrivateAccess:
         Raises:
             PrivacyRefused: the budget does not list this release.
             InputError: the checkpoint belongs to another release.
-            LostRank: another rank is gone; the state after the last whole step is saved.
+            LostRank: another rank is gone; the state is saved, and a step that was begun counts.
             Stopped: a stop was requested; the same.
         """
         release, how, first = self._listed(name, "dp-sgd"), execution or Execution(), self.ranks.first
@@ -258,8 +258,8 @@ class PrivateAccess:
         steps = release.spec.steps
         try:
             trainer.run(steps, backward, title=name, checkpoint=checkpoint, between_steps=between_steps, shown=first)
-        except LostRank:
-            # the step that was begun counts, as other ranks may have seen its sum; the weights are those before it
+        except (LostRank, PrivacyRefused, Stopped):
+            # the step that was begun counts: other ranks may have seen its sum, or `between_steps` what came of it
             trainer.steps_done = mechanism.steps_taken
             if checkpoint is not None:
                 checkpoint.save(trainer.state_dict())

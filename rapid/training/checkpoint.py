@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,8 +38,10 @@ class Checkpoint:
             return None
         try:
             state: dict[str, Any] = torch.load(self.path, weights_only=True, map_location="cpu")
-        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            # not the error's own text, which is long and advises to trust the file
+        except OSError:
+            raise
+        except Exception as error:
+            # torch raises almost anything for damaged bytes, and in many lines
             raise RapidError(f"{self.path}: the checkpoint is damaged; remove it to start again") from error
         return state
 

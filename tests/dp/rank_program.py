@@ -55,18 +55,18 @@ def sum_of_batch(ranks: Ranks) -> Tensor:
     return total
 
 
-def failure(ranks: Ranks, failing: int) -> tuple[str, bool]:
+def failure(ranks: Ranks, failing: int) -> tuple[str, str, bool]:
     """What every rank sees when one fails."""
 
     def action() -> None:
         if ranks.rank == failing:
-            raise InputError(f"rank {failing} has no file")
+            raise InputError("private", f"rank {failing} has no file", failing)
 
     try:
         ranks.all_or_none(action)
     except InputError as error:
-        return str(error), error.reported
-    return "", False
+        return str(error), error.field, error.reported
+    return "", "", False
 
 
 def disagreement(ranks: Ranks) -> str:

@@ -120,8 +120,9 @@ def test_a_rank_without_examples_takes_the_same_steps(results: list[Result]) -> 
 def test_a_failure_is_everybodys_and_told_once(results: list[Result]) -> None:
     for failing in (0, 1):
         seen = [result["failure"][failing] for result in results]
-        assert {message for message, _ in seen} == {f"rank {failing} has no file"}
-        assert [told for _, told in seen] == [failing != 0, failing != 1]
+        assert {message for message, _, _ in seen} == {f"private {failing}: rank {failing} has no file"}
+        assert {field for _, field, _ in seen} == {"private"}
+        assert [told for _, _, told in seen] == [failing != 0, failing != 1]
     for result in results:
         assert "--private: not the same on all ranks" in result["disagreement"]
         assert result["shared"] == {"from": 0}

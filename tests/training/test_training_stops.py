@@ -5,9 +5,11 @@ A tracer raises SIGTERM before a line of Python that one step runs, those of tor
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
@@ -26,8 +28,8 @@ from rapid.dp.ledger import Ledger, Limit, Spent
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.releases import DpSgdSpec, Release
 from rapid.dp.spending import Charge
-from rapid.errors import Stopped
-from rapid.stopping import request_stop, stop_on_signal
+from rapid.errors import LostRank, PrivacyRefused, Stopped
+from rapid.stopping import check_stop, request_stop, stop_on_signal
 from rapid.training import Checkpoint, RunFolder, Trainer
 from rapid.training.optimizers import noisy_schedule
 from rapid.training.public import train
@@ -241,3 +243,86 @@ def test_a_private_step_is_saved_whole_and_charged_wherever_it_is_stopped(
     # and the last one goes on to the end
     task.train()
     task.check(task.STEPS)
+
+
+@pytest.mark.parametrize("error", [Stopped, LostRank, PrivacyRefused])
+def test_a_private_training_that_ends_between_steps_is_charged_for_all_that_were_begun(
+    tmp_path: Path, error: type[Exception]
+) -> None:
+    """Such as a generator's step that looks whether to stop: the gradient before it was released."""
+    task = PrivateTask(tmp_path)
+
+    def end(done: int) -> None:
+        if done == 3:
+            raise error("ended")
+
+    with pytest.raises(error, match="ended"):
+        task.train(end)
+    check_whole(task.check(3))
+
+
+def test_a_crash_stays_charged_in_full(tmp_path: Path) -> None:
+    task = PrivateTask(tmp_path)
+
+    def crash(done: int) -> None:
+        if done == 3:
+            raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        task.train(crash)
+    assert task.charge is not None
+    (entry,) = task.charge.ledger.entries()
+    assert entry.kind == "reserve"
+    assert entry.releases == tuple(Spent.of("denoiser", event) for event in task.budget.events())
+
+
+def test_a_second_signal_ends_the_process_at_once_and_saves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    with stop_on_signal(), pytest.raises(Stopped):
+        train_publicly(path, stop_after=2)
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    begun, written = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with stop_on_signal():
+            network = nn.Linear(2, 1)
+
+            def loss(_: torch.Generator) -> Tensor:
+                os.write(written, b"step")
+                time.sleep(60)
+                return network(torch.ones(1, 2)).sum()
+
+            train("test", network, loss, CHOSEN, Checkpoint(path, interval=0))
+        os._exit(0)
+    assert os.read(begun, 4) == b"step"
+    os.kill(child, signal.SIGTERM)
+    time.sleep(0.3)
+    # the first one waits for the step to end
+    assert os.waitpid(child, os.WNOHANG) == (0, 0)
+    asked = time.monotonic()
+    os.kill(child, signal.SIGINT)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == Stopped.exit_code == 130
+    assert time.monotonic() - asked < 10
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+    assert [found.name for found in tmp_path.iterdir()] == ["state.pt"]
+
+
+def test_handlers_are_those_from_before_when_the_work_is_done() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with stop_on_signal():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Stopped):
+            check_stop()
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    check_stop()
+
+
+def test_an_ignored_interrupt_stays_ignored() -> None:
+    """As a shell starts jobs in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stop_on_signal():
+            signal.raise_signal(signal.SIGINT)
+            check_stop()
+    finally:
+        signal.signal(signal.SIGINT, before)
