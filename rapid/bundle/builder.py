@@ -80,12 +80,20 @@ class BundleBuilder:
         folder = self.out / name
         if not folder.is_dir():
             with replacing(folder) as target:
-                if self._reuse is not None and self._reuse.config.recipes.get(name) == recipe.digest:
+                if self._reuse is not None and self._same_in(self._reuse, name, recipe):
                     self._reuse.stored(name).save(target)
                 else:
                     write(target)
         self.components[name] = StoredComponent(folder, kind)
         self.recipes[name] = recipe.digest
+
+    def _same_in(self, other: Bundle, name: str, recipe: Recipe) -> bool:
+        """Whether `other` has this component, made with the very components that are here.
+
+        Not only by the same recipes: another machine makes other weights of a recipe.
+        """
+        made_with = all(other.config.components.get(part) == self.hash_of(part) for part in recipe.made_from)
+        return other.config.recipes.get(name) == recipe.digest and made_with
 
     def hash_of(self, name: str) -> str:
         """Content hash of a component that was made."""

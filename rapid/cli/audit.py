@@ -6,7 +6,6 @@ import argparse
 import json
 from dataclasses import asdict
 
-from rapid.diffusion import Schedule
 from rapid.dp.audit import audit as run_audit
 from rapid.errors import InputError, PrivacyRefused
 from rapid.methods import load_settings
@@ -20,7 +19,6 @@ def audit(options: argparse.Namespace) -> None:
         raise InputError("preset", f"is for the method {settings.method}; the audit trains a denoiser of rapid")
     found = run_audit(
         settings,
-        Schedule.build(settings.schedule),
         epsilon=options.epsilon,
         delta=options.delta,
         canaries=options.canaries,

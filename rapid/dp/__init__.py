@@ -1,6 +1,7 @@
 """Differential privacy; knows no method.
 
 access.py       the one door to private images          mechanism.py    DP-SGD of any module and loss
+rows.py         rows of private examples
 releases.py     what may be released                    gradients/      per-example gradients, a rule a layer type
 budget.py       releases with their noise               queries.py      noisy counts, means and histograms
 events.py       releases as dp_accounting events        randomness.py   the noise
@@ -10,11 +11,12 @@ statement.py    privacy.json                            overlap.py      private 
 audit.py        a lower bound on epsilon                proposal.py     plans side by side
 """
 
-from rapid.dp.access import Execution, PrivateAccess, PrivateTensor, PublicFacts
+from rapid.dp.access import Execution, PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget, calibrate
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.ranks import Ranks
 from rapid.dp.releases import DpSgdSpec, QuerySpec, Release, default_delta
+from rapid.dp.rows import PrivateTensor
 
 __all__ = [
     "Budget",

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch import Tensor
 
 from rapid.data import ImageSet
 from rapid.dp.accounting import prv_epsilon
@@ -25,19 +24,13 @@ from rapid.dp.queries import clipped_rows, noisy_sum
 from rapid.dp.randomness import randomness_for
 from rapid.dp.ranks import Ranks
 from rapid.dp.releases import Release
+from rapid.dp.rows import PrivateTensor, Rows, apply, apply_scalar, row_shape, take
 from rapid.dp.spending import Charge
 from rapid.errors import InputError, LostRank, PrivacyRefused, Stopped
-from rapid.progress import Progress
-from rapid.stopping import check_stop
 from rapid.training import Checkpoint, RunFolder, Trainer
 
-Rows = Callable[..., Tensor]
-"""(rows of each private tensor, (n, ...)) -> (n, ...): row i depends on the rows i alone."""
-BATCH = 500
 EPSILON_UPDATES = 20
 """How often the epsilon beside the progress bar is computed."""
-SAME = 1e-3
-"""By how much a row that is computed alone may differ from the same row in a batch, relative to the largest number."""
 
 
 @dataclass(frozen=True)
@@ -77,24 +70,6 @@ class Execution:
     autocast: bool = False
     checkpoint_seconds: float = 60.0
     noise_source: str = "chacha20"
-
-
-class PrivateTensor:
-    """One row for each private image of this process; only `PrivateAccess` reads the rows."""
-
-    __slots__ = ("_rows",)
-
-    def __init__(self, rows: Tensor) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __repr__(self) -> str:
-        return f"PrivateTensor({len(self)} rows of {tuple(self._rows.shape[1:])})"
-
-    def __reduce__(self) -> str:
-        raise PrivacyRefused("private rows cannot be pickled")
 
 
 class PrivateAccess:
@@ -189,21 +164,17 @@ class PrivateAccess:
             ValueError: the function mixes examples, as batch normalisation does.
             Stopped: a stop was requested.
         """
-        return PrivateTensor(self._apply(function, tensors, title))
+        return PrivateTensor(apply(function, tensors, title=title, shown=self.ranks.first))
 
     def train(
         self,
         name: str,
-        network: nn.Module,
+        trainer: Trainer,
         losses: Rows,
         data: Sequence[PrivateTensor],
         *,
-        optimizer: torch.optim.Optimizer,
-        scheduler: LRScheduler,
-        ema_decay: float | None = None,
         execution: Execution | None = None,
         between_steps: Callable[[int], None] | None = None,
-        extra: Mapping[str, Any] | None = None,
     ) -> None:
         """Release a network that is trained by DP-SGD, in place; the averaged weights are left in it.
 
@@ -212,15 +183,12 @@ class PrivateAccess:
 
         Args:
             name: of the release, which is DP-SGD.
-            network: its parameters that require gradients are trained; all ranks start with the first rank's weights.
+            trainer: a new one; the parameters of its network that require gradients are trained. All ranks start with
+                the first rank's state.
             losses: rows of `data` (n, ...) -> losses, float (n,); with multiplicity K each example has K rows in turn.
             data: what the losses need of each example.
-            optimizer: of the trained parameters.
-            scheduler: of its learning rate.
-            ema_decay: of the average; None: none.
             execution: how it runs.
             between_steps: called after each step with the number of steps, such as a GAN's generator step.
-            extra: other state for the checkpoints; see `Trainer`.
 
         Raises:
             PrivacyRefused: the budget does not list this release.
@@ -229,20 +197,15 @@ class PrivateAccess:
             Stopped: a stop was requested; the same.
         """
         release, how, first = self._listed(name, "dp-sgd"), execution or Execution(), self.ranks.first
-        network.eval()  # no layer of ours behaves otherwise in training; this makes sure
-        trainer = Trainer(network, optimizer, scheduler, ema_decay=ema_decay, extra=extra)
+        trainer.network.eval()  # no layer of ours behaves otherwise in training; this makes sure
         checkpoint = _ReleaseCheckpoint(self._folder, release, how.checkpoint_seconds) if first else None
         trainer.load_state_dict(
             self.ranks.broadcast_state((checkpoint.load() if checkpoint else None) or trainer.state_dict())
         )
-
-        def losses_of(indices: Tensor) -> Tensor:
-            return losses(*(tensor._rows[indices.to(tensor._rows.device)] for tensor in data))
-
         mechanism = PrivateMechanism(
             release,
-            network,
-            losses_of,
+            trainer.network,
+            lambda indices: losses(*take(data, indices)),
             physical_batch=how.physical_batch,
             autocast=how.autocast,
             steps_taken=trainer.steps_done,
@@ -279,7 +242,7 @@ class PrivateAccess:
         """
 
         def total() -> Tensor:
-            return self._one_each(predicate, tensors, name).bool().sum().double().view(1)
+            return apply_scalar(predicate, tensors, title=name, shown=self.ranks.first).bool().sum().double().view(1)
 
         # whole numbers hide the last digits of floating-point noise
         return round(self._query(name, "count", total).item())
@@ -298,10 +261,10 @@ class PrivateAccess:
         Raises:
             PrivacyRefused: the budget does not list this release.
         """
-        release, shape = self._listed(name, "mean"), self._row_shape(features, tensors)
+        release, shape = self._listed(name, "mean"), row_shape(features, tensors)
 
         def total() -> Tensor:
-            rows = self._apply(features, tensors, name)
+            rows = apply(features, tensors, title=name, shown=self.ranks.first)
             return clipped_rows(rows, release.spec.sensitivity).sum(0)
 
         return (self._query(name, "mean", total) / self.facts.dataset_size).view(shape)
@@ -324,7 +287,7 @@ class PrivateAccess:
         """
 
         def total() -> Tensor:
-            found = self._one_each(function, tensors, name)
+            found = apply_scalar(function, tensors, title=name, shown=self.ranks.first)
             return torch.bincount(found[(found >= 0) & (found < bins)], minlength=bins).double()
 
         return self._query(name, "histogram", total).round()
@@ -342,32 +305,6 @@ class PrivateAccess:
             # before anything follows from it
             checkpoint.save({"step": 1, "result": result})
         return result
-
-    def _apply(self, function: Rows, tensors: Sequence[PrivateTensor], title: str) -> Tensor:
-        """All rows of a function's result, (n, ...)."""
-        count, parts = len(self.images), []
-        with torch.no_grad(), Progress(title, count, "image", shown=bool(title) and self.ranks.first) as progress:
-            for start in range(0, count, BATCH):
-                check_stop()
-                rows = [tensor._rows[start : start + BATCH] for tensor in tensors]
-                parts.append(function(*rows))
-                if start == 0:
-                    _check_rows(function, rows, parts[0])
-                progress.advance(len(rows[0]))
-            # normalisation layers refuse empty batches: a black image tells the shape
-            return torch.cat(parts) if parts else function(*_black(tensors))[:0]
-
-    def _one_each(self, function: Rows, tensors: Sequence[PrivateTensor], title: str) -> Tensor:
-        """One value for each example, (n,): with more, an image would change a count by more than 1."""
-        values = self._apply(function, tensors, title)
-        if values.ndim != 1:
-            raise ValueError(f"the function must return one value an example, not {tuple(values.shape[1:])}")
-        return values
-
-    def _row_shape(self, function: Rows, tensors: Sequence[PrivateTensor]) -> tuple[int, ...]:
-        """The shape of one row of a function's result, which is public."""
-        with torch.no_grad():
-            return tuple(function(*_black(tensors)).shape[1:])
 
     def _listed(self, name: str, kind: str) -> Release:
         release = self.budget.release(name)
@@ -406,21 +343,3 @@ class _ReleaseCheckpoint(Checkpoint):
         if saved is not None and saved.pop("release", None) != self._numbers:
             raise InputError("resume", f"{self.path} was made with another plan; use the same epsilon, delta and data")
         return saved
-
-
-def _black(tensors: Sequence[PrivateTensor]) -> list[Tensor]:
-    """One row of zeros of each."""
-    return [tensor._rows.new_zeros((1, *tensor._rows.shape[1:])) for tensor in tensors]
-
-
-def _check_rows(function: Rows, rows: Sequence[Tensor], result: Tensor) -> None:
-    """Compare the first row with what the function makes of it alone."""
-    alone = function(*(part[:1] for part in rows))
-    if result.ndim == 0 or len(result) != len(rows[0]) or alone.shape != (1, *result.shape[1:]):
-        raise ValueError("the function must return one row an example")
-    together = result[:1]
-    if not alone.is_floating_point():
-        return
-    tolerance = SAME * max(1.0, float(together.abs().max())) if together.numel() else SAME
-    if not torch.allclose(alone, together, rtol=0, atol=tolerance, equal_nan=True):
-        raise ValueError("the function mixes examples: a row alone differs from the same row in a batch")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom
 from torch import Tensor
 
+from rapid.config.sections import ScheduleSettings
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import noise_prediction_loss
 from rapid.dp.budget import calibrate
@@ -45,6 +47,15 @@ Build = Callable[..., PrivateMechanism]
 """(release, network, losses, physical_batch=...) -> the mechanism that is audited."""
 Batches = Callable[[int], Tensor]
 """Step from 0 -> probability that a canary that takes part is in its batch, float64 (m,)."""
+
+
+class AuditSettings(DenoiserShape, Protocol):
+    """The settings that an audit needs."""
+
+    @property
+    def schedule(self) -> ScheduleSettings:
+        """The variance schedule."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -84,8 +95,7 @@ class Audit:
 
 
 def audit(
-    shape: DenoiserShape,
-    schedule: Schedule,
+    settings: AuditSettings,
     *,
     epsilon: float,
     delta: float,
@@ -99,8 +109,7 @@ def audit(
     """Train on canaries once, and bound epsilon from below.
 
     Args:
-        shape: of the denoiser that is trained.
-        schedule: of its timesteps.
+        settings: shape of the denoiser that is trained, and its schedule.
         epsilon: that the release is calibrated for, as in a real training.
         delta: in (0, 1).
         canaries: m, at least 20.
@@ -131,7 +140,7 @@ def audit(
     )
     release = calibrate([spec], epsilon=epsilon, delta=delta).main
     rate = torch.full((canaries,), spec.sample_rate, dtype=torch.float64)
-    coins, scores = _play(shape, schedule, release, build, batches or (lambda step: rate))
+    coins, scores = _play(settings, release, build, batches or (lambda step: rate))
     guesses, right, bound = best_bound(coins, scores, delta, confidence)
     return Audit(
         claimed=epsilon,
@@ -207,7 +216,7 @@ def guess_probability(canaries: int, guesses: int, right: int, epsilon: float, d
 
 
 def _play(
-    shape: DenoiserShape, schedule: Schedule, release: Release, build: Build, batches: Batches
+    settings: AuditSettings, release: Release, build: Build, batches: Batches
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """The coins, and the adversary's scores: the logarithm of how much likelier all results are if a canary takes part.
 
@@ -215,9 +224,10 @@ def _play(
     """
     spec, randomness = release.spec, Randomness()
     count = spec.dataset_size
-    network = Denoiser.build(shape, count).eval().requires_grad_(False)
+    schedule = Schedule.build(settings.schedule)
+    network = Denoiser.build(settings, count).eval().requires_grad_(False)
     network.class_table.requires_grad_(True)
-    x = randomness.normal(count * int(np.prod(shape.latent_shape))).view(count, *shape.latent_shape)
+    x = randomness.normal(count * int(np.prod(settings.latent_shape))).view(count, *settings.latent_shape)
     eps = randomness.normal(x.numel()).view_as(x)
     # anything would do: a canary's own timestep and noise are fixed, so that its gradient is known
     t = (randomness.uniform(count) * schedule.timesteps).ceil().long()

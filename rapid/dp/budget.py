@@ -119,12 +119,13 @@ class Budget(BaseModel):
             )
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any], epsilon: float) -> Self:
+    def from_record(cls, record: Mapping[str, Any], epsilon: float, delta: float) -> Self:
         """The budget of an earlier run, instead of one that is solved again and may differ in the last digit.
 
         Args:
             record: made by `model_dump`, and read from JSON.
             epsilon: what the run was asked to spend at most.
+            delta: at which.
 
         Raises:
             InputError: the record was altered: its parts do not fit together, or would spend more.
@@ -136,7 +137,7 @@ class Budget(BaseModel):
             raise altered from None
         if [release.spec.share for release in budget.releases].count(None) != 1:
             raise altered
-        if budget.epsilon != epsilon or budget.spent > epsilon * (1 + SOLVED_AGAIN):
+        if (budget.epsilon, budget.delta) != (epsilon, delta) or budget.spent > epsilon * (1 + SOLVED_AGAIN):
             raise altered
         return budget
 

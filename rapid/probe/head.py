@@ -13,6 +13,7 @@ from rapid.data import to_unit_range
 from rapid.dp.access import Execution, PrivateAccess
 from rapid.dp.releases import DpSgdSpec, Release
 from rapid.probe.network import Probe
+from rapid.training import Trainer
 from rapid.training.optimizers import MOMENTUM, noisy_schedule
 
 NAME = "probe"
@@ -69,14 +70,12 @@ def train_head(
     release = access.budget.release(NAME)
     rate = _learning_rate(release, settings.weight_noise)
     optimizer = torch.optim.SGD(probe.head.parameters(), lr=rate, momentum=MOMENTUM)
+    scheduler = noisy_schedule(optimizer, release.spec.steps)
     access.train(
         NAME,
-        probe.head,
+        Trainer(probe.head, optimizer, scheduler, ema_decay=EMA_DECAY),
         losses,
         [features, labels],
-        optimizer=optimizer,
-        scheduler=noisy_schedule(optimizer, release.spec.steps),
-        ema_decay=EMA_DECAY,
         execution=Execution(PHYSICAL_BATCH, checkpoint_seconds=checkpoint_seconds, noise_source=noise_source),
     )
     return probe.eval()

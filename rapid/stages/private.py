@@ -181,7 +181,7 @@ def _earlier_budget(out: Path, asked: Json) -> Budget | None:
     written = json.loads(json.dumps(asked))
     if earlier is None or any(earlier.get(name) != value for name, value in written.items()):
         return None
-    return Budget.from_record(earlier.get("budget", {}), asked["epsilon"])
+    return Budget.from_record(earlier.get("budget", {}), asked["epsilon"], asked["delta"])
 
 
 def _part(images: ImageSet, ranks: Ranks) -> ImageSet:

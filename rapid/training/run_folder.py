@@ -143,7 +143,8 @@ class RunFolder:
 
 def _first_difference(first: Any, second: Any, name: str = "") -> str | None:
     if isinstance(first, dict) and isinstance(second, dict):
-        for key in sorted(first.keys() | second.keys()):
+        # in the order of the second, so that a setting is named before what follows from it
+        for key in dict.fromkeys([*second, *first]):
             inner = f"{name}.{key}" if name else key
             if (found := _first_difference(first.get(key), second.get(key), inner)) is not None:
                 return found

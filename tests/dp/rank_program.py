@@ -21,7 +21,7 @@ from rapid.dp import (
 )
 from rapid.dp.queries import noisy_sum
 from rapid.errors import InputError
-from rapid.training import RunFolder
+from rapid.training import RunFolder, Trainer
 
 SIZE, BATCH = 41, [0, 1, 2, 5, 8, 13, 21, 34, 40]
 
@@ -109,11 +109,9 @@ def queries(ranks: Ranks, folder: Path) -> dict[str, object]:
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
         access.train(
             "any",
-            network,
+            Trainer(network, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer)),
             lambda rows, network=network: network(rows.float().flatten(1)).square().sum(1) / 1e4,
             [access.images],
-            optimizer=optimizer,
-            scheduler=torch.optim.lr_scheduler.ConstantLR(optimizer),
         )
         asked.append(
             {

@@ -21,7 +21,7 @@ from rapid.dp.ledger import Entry, Ledger, Limit, Spent
 from rapid.dp.spending import Charge, set_limit
 from rapid.errors import InputError, LostRank, PrivacyRefused, Stopped
 from rapid.stopping import request_stop, stop_on_signal
-from rapid.training import RunFolder
+from rapid.training import RunFolder, Trainer
 
 CPU = torch.device("cpu")
 SIZE, CLASSES = 1200, ("a", "b", "c")
@@ -74,11 +74,9 @@ def train(access: PrivateAccess, losses: Callable[..., Tensor] | None = None, na
 
     access.train(
         name,
-        network,
+        Trainer(network, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer)),
         losses or plain,
         [access.images, access.labels],
-        optimizer=optimizer,
-        scheduler=torch.optim.lr_scheduler.ConstantLR(optimizer),
     )
     return network.weight.detach()
 

@@ -16,7 +16,7 @@ from rapid.data import ImageSet
 from rapid.dp import Budget, DpSgdSpec, Execution, PrivateAccess, PublicFacts, Release
 from rapid.errors import InputError, LostRank, Stopped
 from rapid.stopping import request_stop, stop_on_signal
-from rapid.training import RunFolder
+from rapid.training import RunFolder, Trainer
 from rapid.training.optimizers import FINAL_SHARE, MOMENTUM, build_optimizer, noisy_schedule, select_trainable
 
 CPU = torch.device("cpu")
@@ -58,14 +58,13 @@ def train(
             before()
         return nn.functional.cross_entropy(network(rows.float() / 255), labels, reduction="none")
 
+    state = {name: options.pop(name) for name in ("ema_decay", "extra") if name in options}
     optimizer = options.pop("optimizer", None) or build_optimizer(network, DpSgdSettings(optimizer="momentum"))
     access.train(
         "network",
-        network,
+        Trainer(network, optimizer, noisy_schedule(optimizer, STEPS), **state),
         losses,
         [access.images, access.labels],
-        optimizer=optimizer,
-        scheduler=noisy_schedule(optimizer, STEPS),
         execution=execution,
         **options,
     )
@@ -227,11 +226,9 @@ def test_gradients_are_noise_on_the_scale_of_the_release(tmp_path: Path) -> None
     optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
     access.train(
         "network",
-        network,
+        Trainer(network, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)),
         lambda rows: network(rows.float()).sum(1) * 0,
         [access.images],
-        optimizer=optimizer,
-        scheduler=torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0),
     )
     noise = weights(network) - before
     assert float(noise.std()) == pytest.approx(50 * 0.2 / 10, rel=0.02)

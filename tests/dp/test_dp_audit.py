@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rapid.diffusion import Schedule
 from rapid.dp.audit import Audit, audit, best_bound, epsilon_bound, guess_probability
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.errors import InputError
@@ -110,7 +109,7 @@ class InTurn(PrivateMechanism):
 
 def play(settings: RapidSettings, mechanism: type[PrivateMechanism], **changes: Any) -> Audit:
     arguments = {"epsilon": EPSILON, "delta": DELTA, "canaries": 600, "steps": 24, **changes}
-    return audit(settings, Schedule.build(settings.schedule), build=mechanism, **arguments)
+    return audit(settings, build=mechanism, **arguments)
 
 
 def test_the_true_mechanism_is_not_refuted(small: RapidSettings) -> None:
@@ -151,4 +150,4 @@ def test_batches_without_poisson_sampling_are_refuted(small: RapidSettings) -> N
 def test_bad_arguments(small: RapidSettings, changes: dict[str, float], words: str) -> None:
     arguments = {"epsilon": 1.0, "delta": 1e-5, **changes}
     with pytest.raises(InputError, match=words):
-        audit(small, Schedule.build(small.schedule), **arguments)
+        audit(small, **arguments)

@@ -182,10 +182,10 @@ def recorded() -> tuple[Budget, dict[str, Any]]:
 
 def test_a_record_gives_the_same_budget() -> None:
     budget, record = recorded()
-    assert Budget.from_record(record, 1.0) == budget
+    assert Budget.from_record(record, 1.0, DELTA) == budget
     # solved on another machine, the last digits may differ
     record["releases"][2]["noise_multiplier"] *= 1 - 1e-9
-    assert Budget.from_record(record, 1.0).main.noise_multiplier < budget.main.noise_multiplier
+    assert Budget.from_record(record, 1.0, DELTA).main.noise_multiplier < budget.main.noise_multiplier
 
 
 def less_noise(record: dict[str, Any]) -> None:
@@ -252,15 +252,15 @@ def test_an_altered_record_is_refused(change: Callable[[dict[str, Any]], None]) 
     _, record = recorded()
     change(record)
     with pytest.raises(InputError, match="was altered") as refused:
-        Budget.from_record(record, 1.0)
+        Budget.from_record(record, 1.0, DELTA)
     assert refused.value.field == "resume"
 
 
-def test_a_record_of_another_epsilon_is_refused() -> None:
+def test_a_record_of_another_epsilon_or_delta_is_refused() -> None:
     _, record = recorded()
-    for epsilon in (0.5, 2.0):
+    for epsilon, delta in ((0.5, DELTA), (2.0, DELTA), (1.0, DELTA / 2), (1.0, 2 * DELTA)):
         with pytest.raises(InputError, match="was altered"):
-            Budget.from_record(record, epsilon)
+            Budget.from_record(record, epsilon, delta)
 
 
 def test_public_numbers_of_a_budget_cannot_be_changed() -> None:

@@ -148,10 +148,13 @@ def quiet(
     """The bundle of a run that nobody killed, its ledger, and the seconds that it took."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("quiet")
-    begin = time.monotonic()
+    settings = settings_for(tiny_settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        bundle = train(public_bundle, digits, folder / "out", settings_for(tiny_settings), folder / "ledger.jsonl")
+        # once more than is needed, because the first run of a process takes three times as long
+        train(public_bundle, digits, folder / "first", settings, folder / "first.jsonl")
+        begin = time.monotonic()
+        bundle = train(public_bundle, digits, folder / "out", settings, folder / "ledger.jsonl")
     return bundle, folder / "ledger.jsonl", time.monotonic() - begin
 
 

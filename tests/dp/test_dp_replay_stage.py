@@ -23,7 +23,7 @@ from tests_tracing import Place, first_difference, places_executed
 from torch import Tensor
 
 from rapid.data import ImageSet, load_images
-from rapid.dp.access import PrivateAccess, PrivateTensor
+from rapid.dp import PrivateAccess, PrivateTensor
 from rapid.methods import apply_overrides
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser
@@ -76,8 +76,8 @@ class OneSilenced(PrivateAccess):
 
     silent: ClassVar[int | None] = None
 
-    def train(self, name: str, network: Any, losses: Any, data: Any, **how: Any) -> None:
-        super().train(name, network, lambda *rows: losses(*rows[:-1]) * rows[-1], [*data, self._weights()], **how)
+    def train(self, name: str, trainer: Any, losses: Any, data: Any, **how: Any) -> None:
+        super().train(name, trainer, lambda *rows: losses(*rows[:-1]) * rows[-1], [*data, self._weights()], **how)
 
     def count(self, name: str, predicate: Any, *tensors: PrivateTensor) -> int:
         return super().count(name, lambda *rows: predicate(*rows[:-1]) & (rows[-1] > 0), *tensors, self._weights())

@@ -62,13 +62,13 @@ def digit_images(base: Path) -> ImageSet:
 def test_an_earlier_budget_is_taken_over_unless_it_was_altered() -> None:
     budget = allot(settings_with("private.expected_batch=50", "private.steps=20"), 500, 2.0, 1e-4)
     record = json.loads(json.dumps(budget.model_dump(mode="json")))
-    assert Budget.from_record(record, 2.0) == budget
+    assert Budget.from_record(record, 2.0, 1e-4) == budget
     overlap, probe, denoiser = record["releases"]
     less_noise, half_the_noise = (
         {**denoiser, "noise_multiplier": denoiser["noise_multiplier"] * factor} for factor in (1 - 1e-9, 0.9)
     )
     # another machine may have solved for another last digit
-    other = Budget.from_record(record | {"releases": [overlap, probe, less_noise]}, 2.0)
+    other = Budget.from_record(record | {"releases": [overlap, probe, less_noise]}, 2.0, 1e-4)
     assert other.release("denoiser").noise_multiplier < budget.release("denoiser").noise_multiplier
     for altered in (
         record | {"releases": [overlap, probe, half_the_noise]},
@@ -80,7 +80,7 @@ def test_an_earlier_budget_is_taken_over_unless_it_was_altered() -> None:
         {"releases": record["releases"]},
     ):
         with pytest.raises(InputError, match=r"manifest\.json was altered"):
-            Budget.from_record(altered, 2.0)
+            Budget.from_record(altered, 2.0, 1e-4)
 
 
 @pytest.mark.parametrize("epsilon", [0.2, 1.0, 10.0])

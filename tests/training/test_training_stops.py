@@ -196,12 +196,9 @@ class PrivateTask:
         with access.charged(self.charge):
             access.train(
                 "denoiser",
-                network,
+                Trainer(network, optimizer, noisy_schedule(optimizer, self.STEPS), ema_decay=0.9),
                 lambda images: network(images.float().flatten(1) / 255).square().sum(1),
                 [access.images],
-                optimizer=optimizer,
-                scheduler=noisy_schedule(optimizer, self.STEPS),
-                ema_decay=0.9,
                 between_steps=between_steps,
             )
 

@@ -27,6 +27,7 @@ from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.probe.head import NAME as PROBE
 from rapid.probe.head import probe_spec, train_head
 from rapid.probe.network import Probe
+from rapid.training import Trainer
 from rapid.training.optimizers import build_optimizer, noisy_schedule, select_trainable
 
 DENOISER = "denoiser"
@@ -172,12 +173,9 @@ def _train_denoiser(access: PrivateAccess, base: Bundle, settings: RapidSettings
     optimizer = build_optimizer(denoiser, own)
     access.train(
         DENOISER,
-        denoiser,
+        Trainer(denoiser, optimizer, noisy_schedule(optimizer, own.steps), ema_decay=own.ema_decay),
         objective,
         [latents, labels],
-        optimizer=optimizer,
-        scheduler=noisy_schedule(optimizer, own.steps),
-        ema_decay=own.ema_decay,
         execution=Execution(own.physical_batch, own.precision == "bfloat16", own.checkpoint_seconds, own.noise_source),
     )
     return denoiser

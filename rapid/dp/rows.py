@@ -1,0 +1,101 @@
+"""Rows of private examples, and functions that are applied to them one example at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from rapid.errors import PrivacyRefused
+from rapid.progress import Progress
+from rapid.stopping import check_stop
+
+Rows = Callable[..., Tensor]
+"""(rows of each private tensor, (n, ...)) -> (n, ...): row i depends on the rows i alone."""
+BATCH = 500
+SAME = 1e-3
+"""By how much a row that is computed alone may differ from the same row in a batch, relative to the largest number."""
+
+
+class PrivateTensor:
+    """One row for each private image of this process; only `rapid.dp` reads the rows."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"PrivateTensor({len(self)} rows of {tuple(self._rows.shape[1:])})"
+
+    def __reduce__(self) -> str:
+        raise PrivacyRefused("private rows cannot be pickled")
+
+
+def take(tensors: Sequence[PrivateTensor], indices: Tensor) -> list[Tensor]:
+    """Some rows of each tensor; indices int64 (n,), on any device. Private."""
+    return [tensor._rows[indices.to(tensor._rows.device)] for tensor in tensors]
+
+
+def apply(function: Rows, tensors: Sequence[PrivateTensor], *, title: str = "", shown: bool = True) -> Tensor:
+    """All rows of a function's result, (n, ...). Private.
+
+    Args:
+        function: see `Rows`.
+        tensors: whose rows it gets, at least one; all have n rows.
+        title: shown with the progress; without one none is shown.
+        shown: whether this process shows progress.
+
+    Raises:
+        ValueError: the function mixes examples, as batch normalisation does, or returns something else than rows.
+        Stopped: a stop was requested.
+    """
+    count, parts = len(tensors[0]), []
+    with torch.no_grad(), Progress(title, count, "image", shown=shown and bool(title)) as progress:
+        for start in range(0, count, BATCH):
+            check_stop()
+            rows = [tensor._rows[start : start + BATCH] for tensor in tensors]
+            parts.append(function(*rows))
+            if start == 0:
+                _check_rows(function, rows, parts[0])
+            progress.advance(len(rows[0]))
+        # normalisation layers refuse empty batches: a black image tells the shape
+        return torch.cat(parts) if parts else function(*_black(tensors))[:0]
+
+
+def apply_scalar(function: Rows, tensors: Sequence[PrivateTensor], *, title: str = "", shown: bool = True) -> Tensor:
+    """One value for each example, (n,): with more, an image would change a count by more than 1; see `apply`."""
+    values = apply(function, tensors, title=title, shown=shown)
+    if values.ndim != 1:
+        raise ValueError(f"the function must return one value an example, not {tuple(values.shape[1:])}")
+    return values
+
+
+def row_shape(function: Rows, tensors: Sequence[PrivateTensor]) -> tuple[int, ...]:
+    """The shape of one row of a function's result, which is public: that of a black image."""
+    with torch.no_grad():
+        return tuple(function(*_black(tensors)).shape[1:])
+
+
+def _black(tensors: Sequence[PrivateTensor]) -> list[Tensor]:
+    """One row of zeros of each."""
+    return [tensor._rows.new_zeros((1, *tensor._rows.shape[1:])) for tensor in tensors]
+
+
+def _check_rows(function: Rows, rows: Sequence[Tensor], result: Tensor) -> None:
+    """Compare the first row with what the function makes of it alone."""
+    alone = function(*(part[:1] for part in rows))
+    if result.ndim == 0 or len(result) != len(rows[0]) or alone.shape != (1, *result.shape[1:]):
+        raise ValueError("the function must return one row an example")
+    together = result[:1]
+    if alone.is_floating_point():
+        tolerance = SAME * max(1.0, float(together.abs().max())) if together.numel() else SAME
+        same = torch.allclose(alone, together, rtol=0, atol=tolerance, equal_nan=True)
+    else:
+        same = torch.equal(alone, together)
+    if not same:
+        raise ValueError("the function mixes examples: a row alone differs from the same row in a batch")

@@ -1,0 +1,115 @@
+"""The words that go with a bundle: model cards, and the privacy statement in plain language."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rapid
+from rapid.bundle import Bundle, BundleConfig, PublicData
+from rapid.bundle.card import privacy_in_words, private_card, public_card
+from rapid.config.sections import ImageSettings
+from rapid.dp.budget import calibrate
+from rapid.dp.releases import DpSgdSpec, QuerySpec
+from rapid.dp.statement import privacy_statement
+
+
+def statement(group_size: int = 1) -> dict[str, Any]:
+    """Of a training and a count on 12,000 images."""
+    specs = [
+        QuerySpec(name="count", kind="count", title="a count", share=0.1, dataset_size=12_000),
+        DpSgdSpec(
+            name="main", title="a training", dataset_size=12_000, expected_batch=600, steps=30, clip_norm=0.5
+        ),
+    ]  # fmt: skip
+    budget = calibrate(specs, epsilon=2.0, delta=1e-5, group_size=group_size)
+    return privacy_statement(budget, method="rapid", noise_source="chacha20")
+
+
+def config(**changes: Any) -> BundleConfig:
+    public = PublicData(
+        sources=("letters", "signs"), classes=("A", "B"), pre_training=1_200, reference=300, fingerprint="f"
+    )
+    common: dict[str, Any] = {
+        "kind": "public", "method": "rapid", "settings": {"preset": "demo"}, "image": ImageSettings(),
+        "classes": ("zero", "one"), "public": public,
+    }  # fmt: skip
+    return BundleConfig(**(common | changes))
+
+
+def test_the_statement_in_words_has_its_numbers() -> None:
+    told = statement()
+    words = privacy_in_words(told)
+    assert f"({told['epsilon']:.3g}, 1e-05)-differentially private" in words
+    assert "12,000 private images" in words
+    assert f"a factor of at most e^{told['epsilon']:.3g}, except for a probability of 1e-05" in words
+    assert f"Adjacency: {told['adjacency']}; unit: one image; accountant: {told['accountant']}." in words
+    # what is not covered belongs to it
+    assert "The number of private images and the list of classes count as public." in words
+    assert "Choosing settings by looking at the private images is not covered." in words
+    assert "person" not in words
+
+
+def test_a_person_with_several_images_is_told() -> None:
+    told = statement(group_size=3)
+    assert told["group"]["epsilon"] > told["epsilon"]
+    assert f"For a person with 3 images, all of them together, epsilon is {told['group']['epsilon']:.3g}" in (
+        privacy_in_words(told)
+    )
+
+
+def test_notes_are_told_in_their_order() -> None:
+    words = privacy_in_words(statement() | {"notes": ["First this.", "Then that."]})
+    assert " First this. Then that. The number of private images" in words
+
+
+def test_the_card_of_a_public_bundle() -> None:
+    card = public_card(config(), "\nSomething of the method.\n\n")
+    assert card.startswith("# Public bundle (demo)\n")
+    assert f"Made by rapid {rapid.__version__}, method rapid, from public images only: letters, signs" in card
+    assert "1,200 images trained the networks; 300 others" in card
+    assert "\n\nSomething of the method.\n\nClasses: zero, one.\n" in card
+    assert "It holds no private information." in card
+    unlabelled = public_card(config(classes=(), settings={}), "x")
+    assert unlabelled.startswith("# Public bundle (rapid)\n")
+    assert "Classes: none (unlabelled)." in unlabelled
+
+
+def test_the_card_of_a_private_bundle_has_every_release() -> None:
+    told = statement()
+    card = private_card(config(kind="private"), told, "About it.")
+    assert privacy_in_words(told) in card
+    rows = {
+        name.strip(): content.strip() for name, content in re.findall(r"^\| ([^|]+)\|([^|]*)\|$", card, re.MULTILINE)
+    }
+    assert rows["epsilon, delta"] == f"{told['epsilon']}, 1e-05 (RDP: {told['epsilon_rdp']})"
+    count, main = told["releases"]
+    noise = f"{count['noise_multiplier']:.4g}"
+    assert rows["count"] == f"a count: noise_multiplier {noise}, sample_rate 1, once, clip_norm 1"
+    noise = f"{main['noise_multiplier']:.4g}"
+    assert rows["main"] == f"a training: noise_multiplier {noise}, sample_rate 0.05, 30 steps, clip_norm 0.5"
+    assert rows["noise"] == told["noise_source"]
+    assert rows["made"] == f"{told['created']}, rapid {rapid.__version__}, method rapid"
+    assert "About it.\nClasses: zero, one.\n" in card
+    assert "Not for: facts about single people" in card
+    assert "Classes: none (unconditional)." in private_card(config(kind="private", classes=()), told, "")
+
+
+@pytest.mark.parametrize("name", ["public_bundle", "private_bundle"])
+def test_cards_of_real_bundles(name: str, request: pytest.FixtureRequest) -> None:
+    path: Path = request.getfixturevalue(name)
+    bundle, card = Bundle.open(path, ""), (path / "README.md").read_text(encoding="utf-8")
+    if bundle.privacy is None:
+        assert bundle.config.public is not None
+        assert f"{bundle.config.public.pre_training:,} images trained the networks" in card
+        assert "k = 800" in card
+    else:
+        assert privacy_in_words(bundle.privacy) in card
+        assert [line for line in card.splitlines() if line.startswith("| denoiser |")]
+        assert all(note in card for note in bundle.privacy["notes"])
+    # nothing that was not filled in, and lines that a terminal can show
+    assert "None" not in card
+    assert "{" not in card.replace("`{", "")

@@ -1,0 +1,121 @@
+"""Ctrl-C and SIGTERM to the program: it ends with 130 after the step that it is in, and --resume goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from tests_support import TINY
+
+from rapid.bundle import Bundle
+from rapid.dp.ledger import Ledger
+
+STEPS = 250
+MANY = [f"{name}.steps={STEPS}" for name in ("autoencoder.training", "denoiser.training", "private")]
+
+
+class Program:
+    """`python -m rapid` in a process."""
+
+    def __init__(self, *arguments: str | Path, settings: list[str]) -> None:
+        command = [sys.executable, "-m", "rapid", *map(str, arguments)]
+        command += [word for setting in settings for word in ("--set", setting)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+        self.shown = ""
+
+    def wait_for(self, text: str) -> None:
+        """Read what it shows until there is `text`, such as the first progress bar of a training."""
+        assert self._process.stderr is not None
+        while text not in self.shown:
+            more = os.read(self._process.stderr.fileno(), 1 << 16).decode(errors="replace")
+            assert more, f"{text!r} never came: {self.shown}"
+            self.shown += more
+
+    def stop(self, number: signal.Signals) -> int:
+        """Send a signal and return the exit code."""
+        self._process.send_signal(number)
+        return self.end()
+
+    def end(self) -> int:
+        """The exit code."""
+        self.shown += self._process.communicate(timeout=120)[1].decode(errors="replace")
+        return self._process.returncode
+
+
+def steps_in(out: Path, name: str) -> int:
+    return int(torch.load(out / "checkpoints" / f"{name}.pt", weights_only=True)["step"])
+
+
+def test_build_kb_is_stopped_and_resumed(tmp_path: Path, letters: Path) -> None:
+    out = tmp_path / "out"
+    command = ["build-kb", "--public", letters, "--out", out, "--preset", "demo"]
+    settings = [*TINY, *MANY[:2]]
+    first = Program(*command, settings=settings)
+    first.wait_for(f"0/{STEPS}")
+    assert first.stop(signal.SIGINT) == 130
+    assert "stopping after this step (again: at once)" in first.shown
+    assert "rapid: stopped; rerun the command with --resume to continue" in first.shown
+    assert "Traceback" not in first.shown
+    done = steps_in(out, "autoencoder")
+    assert 0 <= done < STEPS
+    assert not (out / "config.json").exists()
+    second = Program(*command, "--resume", settings=settings)
+    second.wait_for("denoiser")
+    # it went on where it had stopped
+    assert f"{done}/{STEPS}" in second.shown
+    assert second.stop(signal.SIGTERM) == 130
+    assert 0 <= steps_in(out, "denoiser") < STEPS
+    third = Program(*command, "--resume", settings=settings)
+    assert third.end() == 0
+    assert Bundle.open(out, "out", "public").config.kind == "public"
+    assert not list((out / "checkpoints").glob("*.pt"))
+
+
+def test_train_private_is_stopped_charged_and_resumed(tmp_path: Path, public_bundle: Path, digits: Path) -> None:
+    out, ledger = tmp_path / "out", tmp_path / "ledger.jsonl"
+    command = ["train-private", "--base", public_bundle, "--private", digits, "--epsilon", "10", "--out", out]
+    settings = [*[setting for setting in TINY if setting.startswith(("private", "generation"))], MANY[2]]
+    # saved often, so that it can be seen how far it is
+    settings.append("private.checkpoint_seconds=0.1")
+    taken = [0]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        resumed = ["--resume"] if taken[-1] else []
+        program = Program(*command, "--ledger", ledger, *resumed, settings=settings)
+        program.wait_for("denoiser")
+        while not (out / "checkpoints" / "denoiser.pt").exists() or steps_in(out, "denoiser") <= taken[-1]:
+            time.sleep(0.02)
+        assert program.stop(number) == 130
+        assert "--resume to continue" in program.shown
+        taken.append(steps_in(out, "denoiser"))
+        assert STEPS > taken[-1] > taken[-2]
+        # charged for the steps that were begun, and for the releases before
+        last = Ledger(ledger).entries()[-1]
+        assert last.kind == "settle"
+        assert [release.name for release in last.releases] == ["overlap", "probe", "denoiser"]
+        assert f'"count": {taken[-1]}' in json.dumps(last.releases[-1].event)
+    assert Program(*command, "--ledger", ledger, "--resume", settings=settings).end() == 0
+    bundle = Bundle.open(out, "out", "private")
+    assert bundle.privacy is not None
+    assert bundle.privacy["steps"] == STEPS
+    kinds = [entry.kind for entry in Ledger(ledger).entries()]
+    assert kinds == ["reserve", "settle"] * 3
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path, letters: Path) -> None:
+    """Both come before it is through with its step, or the second one finds it on its way out."""
+    out = tmp_path / "out"
+    settings = [*TINY, *MANY[:2], "autoencoder.training.batch_size=20000"]
+    program = Program("build-kb", "--public", letters, "--out", out, "--preset", "demo", settings=settings)
+    program.wait_for(f"0/{STEPS}")
+    program._process.send_signal(signal.SIGTERM)
+    program.wait_for("stopping after this step")
+    assert program.stop(signal.SIGTERM) == 130
+    assert "--resume" not in program.shown
+    assert not (out / "checkpoints" / "autoencoder.pt").exists()
