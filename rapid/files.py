@@ -1,4 +1,4 @@
-"""Files written beside and renamed into place, and their content hashes."""
+"""Atomic writes of files and folders, and content hashes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the folder of `path`; on a clean exit it takes the place of `path`.
+    """Yield a temporary path in the folder of `path`; on a clean exit it replaces `path`.
 
     The block creates a file or a folder at the yielded path. A folder that is already at `path` is removed just
     before the rename. If the block raises, `path` is untouched and the temporary is removed.

@@ -1,8 +1,8 @@
-"""Stopping long work between two steps: a signal asks, and the loops look.
+"""Stopping long work between two steps: a signal sets a flag, and the loops check it.
 
 A signal handler that raises can interrupt an optimiser step half-way, and the half-changed state would be saved as if
-the step were whole. So the first SIGINT or SIGTERM only sets a flag, and `check_stop` raises at the places where
-everything is whole. A second signal ends the process at once and saves nothing.
+the step were whole. So the first SIGINT or SIGTERM only sets a flag, and `check_stop` raises between two
+steps, where the state is whole. A second signal ends the process at once and saves nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def stop_requested() -> bool:
 
 
 def check_stop() -> None:
-    """Call between two steps, where the state is whole.
+    """Raise if a stop was requested; to be called between two steps, where the state is whole.
 
     Raises:
         Stopped: a stop was requested.
@@ -44,7 +44,7 @@ def check_stop() -> None:
 def stop_on_signal() -> Iterator[None]:
     """SIGINT (Ctrl-C) and SIGTERM request a stop within the block; a second signal exits with 130 at once.
 
-    A shell starts background jobs with SIGINT ignored; that stays so.
+    A shell starts background jobs with SIGINT ignored; it stays ignored.
     """
     numbers = [signal.SIGTERM]
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -62,5 +62,5 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     if _requested.is_set():
         os._exit(Stopped.exit_code)
     _requested.set()
-    # os.write: a buffered stream may be in use where the signal came in
+    # os.write, because a buffered stream may be in use when the signal arrives
     os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"\nrapid: stopping after this step (again: at once)\n")

@@ -3,11 +3,11 @@
 Written once by ``KnowledgeBaseWriter``, read by ``KnowledgeBase``. On disk it is a folder::
 
     manifest.json     what it holds, which networks made it, sha256 of the other files
-    keys.faiss        key z_k of every entry, in a faiss index
-    values.npy        value x_v of every entry, float32 (size, *value_shape)
-    labels.npy        label of every entry, int64 (size,)
+    keys.faiss        key z_k of every record, in a faiss index
+    values.npy        value x_v of every record, float32 (size, *value_shape)
+    labels.npy        label of every record, int64 (size,)
 
-Row i of the three files is entry i. This package knows nothing of ``rapid``, torch or images.
+Row i of the three files is record i. This package knows nothing of ``rapid``, torch or images.
 """
 
 from .errors import CorruptKnowledgeBase, ForeignKnowledgeBase, KnowledgeBaseError

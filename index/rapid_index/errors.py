@@ -1,7 +1,7 @@
-"""What can go wrong with a knowledge base.
+"""Errors of a knowledge base.
 
     Exception
-    └── KnowledgeBaseError            the ones below, and: path taken, unknown format, no entries, no faiss
+    └── KnowledgeBaseError            the ones below, and: path exists, unknown format, no records, no faiss
         ├── ForeignKnowledgeBase      made by other networks than the ones it is opened with
         └── CorruptKnowledgeBase      files missing, truncated, altered or not fitting together
 
@@ -15,7 +15,7 @@ class KnowledgeBaseError(Exception):
 
 
 class ForeignKnowledgeBase(KnowledgeBaseError):
-    """The knowledge base was made by other networks: its keys mean nothing to the given ones."""
+    """The knowledge base was made by other networks: its keys are meaningless to the given ones."""
 
 
 class CorruptKnowledgeBase(KnowledgeBaseError):

@@ -18,7 +18,7 @@ def sha256(path: Path) -> str:
 
 
 def fsync(path: Path) -> None:
-    """Force a file or a folder (that is: the names in it) to the disk."""
+    """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -29,8 +29,8 @@ def fsync(path: Path) -> None:
 class NpyFile:
     """An ``.npy`` file that grows row by row, for ``np.load(path, mmap_mode="r")`` once it is closed.
 
-    The header holds the number of rows, which is known only at the end: an empty one is written first and overwritten
-    by ``finish``. numpy pads headers so that the first axis can grow in place.
+    The header holds the number of rows, which is known only at the end: a header for 0 rows is written first and
+    overwritten by ``finish``. numpy pads headers so that the first axis can grow in place.
     """
 
     def __init__(self, path: Path, row_shape: tuple[int, ...], dtype: type[np.generic]) -> None:
@@ -42,7 +42,7 @@ class NpyFile:
         self._header_length = self._file.tell()
 
     def append(self, rows: NDArray[Any]) -> None:
-        """Write rows of shape (n, *row_shape) behind the ones before; only a non-contiguous array is copied."""
+        """Write rows of shape (n, *row_shape) after the previous ones; only a non-contiguous array is copied."""
         if rows.dtype != self._dtype or rows.shape[1:] != self._row_shape:
             raise ValueError(
                 f"rows must be {self._dtype} of shape (n, *{self._row_shape}), not {rows.dtype} {rows.shape}"
@@ -65,5 +65,5 @@ class NpyFile:
         np.lib.format.write_array_header_1_0(self._file, header)
 
     def close(self) -> None:
-        """Close the file; without ``finish`` before, what is there is of no use."""
+        """Close the file; it is unusable unless ``finish`` was called before."""
         self._file.close()

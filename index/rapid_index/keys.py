@@ -14,10 +14,10 @@ from .errors import CorruptKnowledgeBase, KnowledgeBaseError
 from .manifest import IndexType, Manifest
 
 LARGEST = 1e15  # bound on |key| and |query|, so that squared distances stay finite in float32
-TRAINING_KEYS = 100_000  # ivf: clusters are fitted to that many keys, the first ones
+TRAINING_KEYS = 100_000  # ivf: clusters are fitted to at most this many keys, the first ones
 HNSW_LINKS, HNSW_CONSTRUCTION, HNSW_SEARCH = 32, 100, 128
-IVF_PROBES = 16  # ivf: at least that many clusters are searched, and one in 16 of them
-# Rows handed to faiss at once. For larger batches faiss turns to matrix products, which round by the size of the batch.
+IVF_PROBES = 16  # ivf: number of clusters searched, or one in 16 of them if that is more
+# Rows handed to faiss at once. For larger batches faiss uses matrix products, whose rounding depends on the batch size.
 ROWS, NUMBERS = 16, 100_000
 
 
@@ -40,7 +40,7 @@ def load_faiss() -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """The nearest entries of n queries, nearest first.
+    """The nearest records of n queries, nearest first.
 
     Attributes:
         indices: int64 (n, m), each in 0..size-1.
@@ -59,8 +59,8 @@ class KeyIndexBuilder:
         index_type: ``flat``, ``hnsw`` or ``ivf``.
         key_dim: length d of a key.
 
-    ``ivf`` keeps up to ``TRAINING_KEYS`` keys back until it can fit its clusters. They are the first keys: the result
-    is searchable whatever the order of the entries, but faster where the order is random.
+    ``ivf`` keeps up to ``TRAINING_KEYS`` keys back until it can fit its clusters. They are the first keys: the index
+    is searchable for any order of the records, but faster for a random order.
 
     """
 
@@ -80,7 +80,7 @@ class KeyIndexBuilder:
         return sum(map(len, self._pending)) + (0 if self._index is None else int(self._index.ntotal))
 
     def add(self, keys: NDArray[np.float32]) -> None:
-        """Add finite keys, float32 (n, d), in the order of their entries."""
+        """Add finite keys, float32 (n, d), in the order of their records."""
         if self._index is None:
             room = TRAINING_KEYS - len(self)
             self._pending.append(keys[:room].copy())
@@ -121,15 +121,15 @@ class KeyIndexBuilder:
 class KeyIndex:
     """A finished index of keys, read from a file.
 
-    Formal guarantees of ``search``, on which the privacy analysis of its callers may rest:
+    Formal guarantees of ``search``, on which the privacy analysis of callers may rely:
 
     - Row i of the answer is a function of query i, of ``neighbours`` and of the index alone. It depends neither on the
       other rows, nor on their number, nor on threads: queries go to faiss in small groups, below the size where faiss
-      changes to another algorithm that rounds otherwise and would swap entries at almost the same distance.
-    - No value of a query makes it fail. What is not finite counts as 0 and what is beyond +-1e15 as +-1e15, so every
-      query has neighbours. One private example must not decide whether a program goes on.
+      switches to an algorithm that rounds differently and would swap records at almost the same distance.
+    - No value of a query makes it fail. Non-finite numbers count as 0 and numbers beyond +-1e15 as +-1e15, so
+      every query has neighbours. One private example must not decide whether a program continues.
 
-    Time is not part of it: approximate indices search again, exactly, for queries that they found too little for.
+    Running time is not covered: approximate indices search again, exactly, for queries with too few neighbours.
     """
 
     def __init__(self, index: Any, index_type: IndexType, path: Path) -> None:
@@ -142,7 +142,7 @@ class KeyIndex:
         """Read the index that ``manifest`` describes; check the hash first, faiss is not safe on altered files.
 
         Raises:
-            CorruptKnowledgeBase: faiss cannot read it, or it is another index than described.
+            CorruptKnowledgeBase: faiss cannot read it, or it is not the described index.
 
         """
         faiss = load_faiss()
@@ -165,7 +165,7 @@ class KeyIndex:
 
         Args:
             queries: float32 (n, d); any values, any n including 0.
-            neighbours: m, entries to find for each query, 1 <= m <= size.
+            neighbours: m, records to find for each query, 1 <= m <= size.
 
         Returns:
             ``Neighbours`` of shape (n, m).
@@ -215,5 +215,5 @@ class KeyIndex:
 
 
 def one_line(error: Exception) -> str:
-    """The last line of a message of faiss; the lines before name its source files."""
+    """The last line of a faiss message; the lines before name its source files."""
     return str(error).strip().rpartition("\n")[2] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Reading a knowledge base: search its keys, fetch values and labels of what was found."""
+"""Reading a knowledge base: search its keys, fetch values and labels of the results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .manifest import KEYS, LABELS, VALUES, Manifest
 class KnowledgeBase:
     """A finished knowledge base on disk; read-only, usable from several threads.
 
-    Keys are in memory (as part of the faiss index), labels too; values stay on disk and are read when asked for.
+    Keys are in memory (as part of the faiss index), labels too; values stay on disk and are read on demand.
 
         knowledge_base = KnowledgeBase.open(path, networks={"encoder": sha256_of_encoder})
         found = knowledge_base.search(queries)
@@ -28,7 +28,7 @@ class KnowledgeBase:
 
         queries of 0 rows                 answers of 0 rows
         query with NaN or infinity        counts as 0 in these places; see ``KeyIndex`` for why
-        more neighbours than entries      ValueError
+        more neighbours than records      ValueError
         index below 0 or beyond the end   ValueError
 
     Attributes:
@@ -51,7 +51,7 @@ class KnowledgeBase:
 
         Args:
             path: the folder.
-            networks: sha256 by name of the networks it will be used with; must be those of the manifest.
+            networks: sha256 by name of the networks it will be used with; must match the manifest.
             verify: read every file once and check its hash. Without it only lengths and headers are checked, and a
                 file that was altered in place can crash the process: for files that were verified before.
 
@@ -71,18 +71,18 @@ class KnowledgeBase:
         return cls(manifest, KeyIndex.read(path / KEYS, manifest), values, labels)
 
     def __len__(self) -> int:
-        """Number of entries."""
+        """Number of records."""
         return self.manifest.size
 
     def search(self, queries: NDArray[np.float32], neighbours: int = 1) -> Neighbours:
-        """Find the entries with the nearest keys.
+        """Find the records with the nearest keys.
 
         The answer for a query does not depend on the other queries, and no value of a query makes it fail: see
         ``KeyIndex`` for these guarantees.
 
         Args:
             queries: float32 (n, key_dim); n may be 0.
-            neighbours: m, entries to find for each query, 1 <= m <= size.
+            neighbours: m, records to find for each query, 1 <= m <= size.
 
         Returns:
             ``Neighbours``: indices int64 (n, m) and distances float32 (n, m), squared l2, nearest first.

@@ -1,4 +1,4 @@
-"""The manifest: what a knowledge base holds, by which networks it was made, and the hashes of its files."""
+"""The manifest: what a knowledge base holds, which networks made it, and the hashes of its files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 class Layout(BaseModel):
-    """The part of a manifest that is known before the first entry is written.
+    """The part of a manifest that is known before the first record is written.
 
     Attributes:
         format: version of the layout on disk.
@@ -30,7 +30,7 @@ class Layout(BaseModel):
         k: diffusion step of the keys.
         v: diffusion step of the values, 1 <= v < k.
         timesteps: length T of the diffusion, k <= T.
-        networks: sha256 (hex) of each network that had a part in the keys and values, by name.
+        networks: sha256 (hex) of each network that contributed to the keys and values, by name.
 
     """
 
@@ -57,10 +57,10 @@ class Layout(BaseModel):
 
 
 class Manifest(Layout):
-    """What a finished knowledge base says about itself; frozen, unknown fields are refused.
+    """Manifest of a finished knowledge base; frozen, unknown fields are rejected.
 
     Attributes:
-        size: number of entries, at least 1.
+        size: number of records, at least 1.
         files: sha256 (hex) of every file beside the manifest, by name.
         sizes: length of the same files in bytes.
 
@@ -82,7 +82,7 @@ class Manifest(Layout):
         """Read the manifest of the knowledge base in ``folder``; no other file is touched.
 
         Raises:
-            CorruptKnowledgeBase: there is no manifest, or it is not one.
+            CorruptKnowledgeBase: the manifest is missing or invalid.
             KnowledgeBaseError: it has a format that this version does not know.
 
         """

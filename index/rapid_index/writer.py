@@ -24,10 +24,10 @@ from .manifest import KEYS, LABELS, MANIFEST, VALUES, IndexType, Layout, Manifes
 class KnowledgeBaseWriter:
     """Writes a knowledge base, batch by batch, in bounded memory.
 
-    Values and labels go straight to disk; keys go into the faiss index, which is in memory until the end. A context
-    manager: the knowledge base appears at ``path``, complete and forced to disk, when the block ends well. When it
-    ends in an exception nothing is left. A process that is killed leaves a hidden folder ``.NAME.partial-PID-...``
-    beside ``path``, which can be deleted.
+    Values and labels go straight to disk; keys go into the faiss index, which is in memory until the end. The
+    writer is a context manager: the knowledge base appears at ``path``, complete and flushed to disk, when the block
+    succeeds. If the block raises, nothing is left. A process that is killed leaves a hidden folder
+    ``.NAME.partial-PID-...`` beside ``path``, which can be deleted.
 
         with KnowledgeBaseWriter(path, key_dim=64, value_shape=(4, 8, 8), k=600, v=200, timesteps=1000,
                                  networks={"encoder": sha256_of_encoder}) as writer:
@@ -35,18 +35,18 @@ class KnowledgeBaseWriter:
                 writer.append(keys, values, labels)
 
     Args:
-        path: folder to make; must not exist, the folder it is in must.
+        path: folder to create; it must not exist, but its parent must.
         key_dim: length d of a key.
         value_shape: shape of one value.
         k: diffusion step of the keys.
         v: diffusion step of the values, 1 <= v < k.
         timesteps: length T of the diffusion, k <= T.
-        networks: sha256 (64 hex digits) of the networks that make the entries, by name.
+        networks: sha256 (64 hex digits) of the networks that make the records, by name.
         index_type: ``flat`` (exact), ``hnsw`` or ``ivf``.
 
     Raises:
         ValueError: an argument is wrong; the message names it.
-        KnowledgeBaseError: ``path`` is taken, or the folder it is in is missing.
+        KnowledgeBaseError: ``path`` exists, or its parent is missing.
 
     """
 
@@ -85,11 +85,11 @@ class KnowledgeBaseWriter:
 
     @property
     def size(self) -> int:
-        """Entries appended so far."""
+        """Number of records appended so far."""
         return len(self._keys)
 
     def append(self, keys: NDArray[np.float32], values: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
-        """Append n entries; row i of the three arrays is one entry. All are checked before any is written.
+        """Append n records; row i of the three arrays is one record. All are checked before any is written.
 
         Args:
             keys: float32 (n, key_dim), |key| at most 1e15; n may be 0.
@@ -99,7 +99,7 @@ class KnowledgeBaseWriter:
         Raises:
             ValueError: wrong shape, dtype or not finite; nothing is appended and the writer stays usable.
             RuntimeError: called outside the ``with`` block.
-            OSError: the disk; the writer then refuses to commit.
+            OSError: the disk failed; the writer then refuses to commit.
 
         """
         if self._files is None:
@@ -141,10 +141,10 @@ class KnowledgeBaseWriter:
             self._clean_up()
 
     def _commit(self) -> None:
-        """Complete the files, describe them, force them to disk, move them into place.
+        """Complete the files, write the manifest, flush all to disk and move them into place.
 
         Raises:
-            KnowledgeBaseError: no entries, an append failed before, or the path has been taken meanwhile.
+            KnowledgeBaseError: no records, an earlier append failed, or the path has been created meanwhile.
 
         """
         if self._broken:
@@ -176,7 +176,7 @@ class KnowledgeBaseWriter:
     def _clean_up(self) -> None:
         """Close what is open and remove the partial folder, if it has not been moved into place."""
         for file in self._files or ():
-            with suppress(OSError):  # a full disk; what was not written is thrown away here anyway
+            with suppress(OSError):  # a full disk; unwritten data is discarded here anyway
                 file.close()
         self._files, self._broken = None, True
         shutil.rmtree(self._partial, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A public bundle that grows in its run folder: each component is made once, or taken over from another bundle."""
+"""Building a public bundle in its run folder: each component is made once, or reused from another bundle."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from rapid.training.recipe import Recipe
 
 
 class Made(Loadable, Component, Protocol):
-    """A class of components."""
+    """A component class."""
 
 
 MadeT = TypeVar("MadeT", bound=Made)
 
 
 class BundleBuilder:
-    """The components of a public bundle, as a method makes them one after the other.
+    """Collects the components of a public bundle while a method makes them.
 
     Args:
         run_folder: where they are written.
-        images: hash of the public images, their labels and the way they are divided; part of every recipe.
+        images: hash of the public images, their labels and their division into sets; part of every recipe.
         device: where networks are trained.
-        reuse: a finished public bundle; its components are taken over where their recipes are the same.
+        reuse: a finished public bundle; its components are reused if their recipes are the same.
 
     Attributes:
-        components: what was made, by name.
-        recipes: the recipe's digest of each.
+        components: all components so far, by name.
+        recipes: digests of their recipes, by name.
     """
 
     def __init__(self, run_folder: RunFolder, images: str, device: torch.device, reuse: Bundle | None = None) -> None:
@@ -51,12 +51,12 @@ class BundleBuilder:
         return self._run_folder.out
 
     def make(self, name: str, kind: type[MadeT], recipe: Recipe, train: Callable[[Checkpoint], MadeT]) -> MadeT:
-        """The component `name`: as an earlier run wrote it, taken over, or made by `train` and written.
+        """The component `name`: written by an earlier run, reused, or made by `train` and written.
 
         Args:
             name: its folder.
             kind: its class.
-            recipe: all that it is made from; `train` must not depend on anything else.
+            recipe: all its inputs; `train` must not depend on anything else.
             train: makes it, and resumes from the checkpoint.
         """
 
@@ -69,12 +69,12 @@ class BundleBuilder:
         return kind.load(self.out / name)
 
     def write(self, name: str, kind: tuple[str, str], recipe: Recipe, write: Callable[[Path], None]) -> None:
-        """The same for a component that writes its own folder.
+        """Like `make`, for a component that writes its own folder.
 
         Args:
             name: its folder.
             kind: module and name of its class.
-            recipe: all that it is made from.
+            recipe: all its inputs.
             write: writes it to a new folder.
         """
         folder = self.out / name
@@ -88,15 +88,15 @@ class BundleBuilder:
         self.recipes[name] = recipe.digest
 
     def _same_in(self, other: Bundle, name: str, recipe: Recipe) -> bool:
-        """Whether `other` has this component, made with the very components that are here.
+        """Whether `other` has this component, made with exactly the components that are here.
 
-        Not only by the same recipes: another machine makes other weights of a recipe.
+        Equal recipes are not enough: another machine gets other weights from the same recipe.
         """
         made_with = all(other.config.components.get(part) == self.hash_of(part) for part in recipe.made_from)
         return other.config.recipes.get(name) == recipe.digest and made_with
 
     def hash_of(self, name: str) -> str:
-        """Content hash of a component that was made."""
+        """Content hash of a finished component."""
         return component_hash(self.out / name)
 
     def add(self, name: str, component: Component) -> None:
@@ -108,7 +108,7 @@ def open_reused(path: Path, fingerprint: str) -> Bundle:
     """The bundle whose components may be reused.
 
     Raises:
-        InputError: no public bundle, or one of other images.
+        InputError: not a public bundle, or made from other images.
     """
     bundle = Bundle.open(path, "networks", "public")
     if bundle.config.public is None or bundle.config.public.fingerprint != fingerprint:

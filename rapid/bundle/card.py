@@ -1,4 +1,4 @@
-"""The words that go with a bundle: the frame of model cards, and the privacy statement in plain language."""
+"""Text of a bundle: model cards, and the privacy statement in plain language."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def public_card(config: BundleConfig, about: str) -> str:
 
     Args:
         config: of the bundle.
-        about: what the method says of it.
+        about: the method's description of the bundle.
     """
     public = config.public
     assert public is not None
@@ -57,7 +57,7 @@ def private_card(config: BundleConfig, statement: dict[str, Any], about: str) ->
     Args:
         config: of the bundle.
         statement: content of `privacy.json`.
-        about: what the method says of it.
+        about: the method's description of the bundle.
     """
     rows = "\n".join(_row(release) for release in statement["releases"])
     return f"""# Synthetic images with differential privacy
@@ -82,7 +82,7 @@ Synthetic images do not replace validation on real data.
 
 
 def _row(release: dict[str, Any]) -> str:
-    """One release in the table."""
+    """Table row of one release."""
     steps = f", {release['steps']} steps" if release["steps"] > 1 else ", once"
     return (
         f"| {release['name']} | {release['title']}: noise_multiplier {release['noise_multiplier']:.4g}, "

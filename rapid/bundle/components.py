@@ -1,4 +1,4 @@
-"""Components of a bundle: whatever can save itself into a folder and be loaded from there."""
+"""Components of a bundle: objects that can save themselves to a folder and be loaded from it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rapid.errors import InputError
 from rapid.files import content_hash, replacing
 
 MANIFEST = "manifest.json"
-"""A component with this file vouches by it for its other files, so only the manifest is hashed."""
+"""If a component has this file, only the file is hashed: it holds the hashes of the other files."""
 
 
 class Component(Protocol):
-    """A part of a model. A class of components also has `load(folder)`."""
+    """A part of a model. Component classes also have `load(folder)`."""
 
     def save(self, folder: Path) -> None:
         """Write all files into `folder`, which is new or empty."""
@@ -27,7 +27,7 @@ class Component(Protocol):
 
 @dataclass(frozen=True)
 class StoredComponent:
-    """A component that lies in another bundle.
+    """A component that is stored in another bundle.
 
     Attributes:
         path: its folder.
@@ -43,7 +43,7 @@ class StoredComponent:
 
 
 class Thumbnails:
-    """Thumbnails of all public images, by which `train-private` finds private images among them.
+    """Thumbnails of all public images, with which `train-private` finds private images among them.
 
     Args:
         rows: uint8 (M, 256), see `rapid.data.thumbnails`.
@@ -61,7 +61,7 @@ class Thumbnails:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Memory-mapped.
+        """Load them, memory-mapped.
 
         Raises:
             InputError: missing or damaged.
@@ -73,7 +73,7 @@ class Thumbnails:
 
 
 def kind_of(component: Component) -> tuple[str, str]:
-    """Module and name of a component's class, as `model_index.json` has them."""
+    """Module and name of a component's class, as in `model_index.json`."""
     if isinstance(component, StoredComponent):
         return component.kind
     return type(component).__module__, type(component).__qualname__

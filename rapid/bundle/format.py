@@ -6,7 +6,7 @@
     privacy.json      the privacy statement; only in private bundles
     README.md         the model card
 
-Nothing here knows a method: its name and its settings are data.
+This module knows no method: its name and its settings are data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Settings = TypeVar("Settings", bound=MethodSettings)
 
 
 class Loadable(Protocol):
-    """A class of components."""
+    """A component class."""
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -43,7 +43,7 @@ Loaded = TypeVar("Loaded", bound=Loadable)
 
 
 class PublicData(BaseModel):
-    """What the public stage was trained on.
+    """Training data of the public stage.
 
     Attributes:
         sources: names of the image sets.
@@ -71,11 +71,11 @@ class BundleConfig(BaseModel):
         rapid: version.
         settings: of the method, ready for JSON.
         image: the form of the images.
-        classes: of the images that the model makes or tells apart.
-        public: what the public stage saw; None for a method without one.
+        classes: of the images that the model generates or classifies.
+        public: training data of the public stage; None for a method without one.
         components: hash of each component, by name.
-        recipes: what each component of the public stage is made from, as a hash; see `rapid.training.recipe`.
-        facts: what else the method tells of the bundle, ready for JSON; shown by `rapid info`.
+        recipes: hash of the recipe of each component of the public stage; see `rapid.training.recipe`.
+        facts: further facts that the method reports, ready for JSON; shown by `rapid info`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -94,7 +94,7 @@ class BundleConfig(BaseModel):
 
 
 class Bundle:
-    """An opened bundle. Components are loaded when they are asked for."""
+    """An opened bundle. Components are loaded on demand."""
 
     def __init__(
         self, path: Path, config: BundleConfig, index: dict[str, tuple[str, str]], privacy: dict[str, Any] | None
@@ -106,12 +106,12 @@ class Bundle:
 
     @classmethod
     def open(cls, path: Path, field: str, kind: Kind | None = None) -> Bundle:
-        """Open a finished bundle and check that its components are those that it was written with.
+        """Open a finished bundle and check its components against their recorded hashes.
 
         Args:
             path: the folder.
             field: the argument that named it, for messages.
-            kind: what is expected, if it matters.
+            kind: the expected kind, if it matters.
 
         Raises:
             InputError: missing, unfinished, damaged, of another version, or of the other kind.
@@ -135,7 +135,7 @@ class Bundle:
 
     @property
     def name(self) -> str:
-        """Of the folder."""
+        """Name of the folder."""
         return self.path.resolve().name
 
     @property
@@ -151,12 +151,12 @@ class Bundle:
 
     @property
     def digest(self) -> str:
-        """sha256 (hex) of all that the bundle says of itself, with the hashes of its components."""
+        """sha256 (hex) of `config.json`, which has the hashes of all components, and `privacy.json` if private."""
         files = [CONFIG, *([PRIVACY] if self.config.kind == "private" else [])]
         return hashlib.sha256(b"\0".join((self.path / file).read_bytes() for file in files)).hexdigest()
 
     def settings_as(self, kind: type[Settings]) -> Settings:
-        """The settings, by the class of the method that made the bundle.
+        """The settings, as an object of the method's settings class.
 
         Raises:
             InputError: they are damaged or of another version of rapid.
@@ -182,7 +182,7 @@ class Bundle:
         return kind.load(self.path / name)
 
     def stored(self, name: str) -> StoredComponent:
-        """A component as it lies here, to be taken over by another bundle."""
+        """A component as stored here, for reuse in another bundle."""
         return StoredComponent(self.path / name, self._index[name])
 
 
@@ -194,10 +194,10 @@ def write_bundle(
     card: str,
     privacy: Mapping[str, Any] | None = None,
 ) -> Bundle:
-    """Write what is missing of a bundle, and last `config.json`, with which it counts as finished.
+    """Write the missing parts of a bundle; `config.json` is written last and marks it as finished.
 
     Args:
-        path: the folder; components that lie there are not written again.
+        path: the folder; components that exist there are not written again.
         config: without the hashes of the components, which are added.
         components: by name.
         card: Markdown.

@@ -1,4 +1,4 @@
-"""What is in a bundle, ready for JSON."""
+"""Description of a bundle, ready for JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WEIGHTS = "*.safetensors"
 
 
 def describe(bundle: Bundle) -> dict[str, Any]:
-    """Method, classes, components, what the method tells (for RAPID k, v and the knowledge base), privacy statement."""
+    """Method, classes, components, the method's facts (for RAPID: k, v and the knowledge base), privacy statement."""
     config = bundle.config
     components = {name: {"sha256": digest} | _parameters(bundle, name) for name, digest in config.components.items()}
     return {
@@ -35,7 +35,7 @@ def describe(bundle: Bundle) -> dict[str, Any]:
 
 
 def provenance(bundle: Bundle) -> dict[str, str]:
-    """Text for every image: that it is synthetic, which model made it, and what that guarantees."""
+    """Metadata for every image: that it is synthetic, which model made it, and its privacy guarantee."""
     content = {"synthetic": True, "model": bundle.name, "sha256": bundle.digest}
     if bundle.privacy is not None:
         content |= {name: bundle.privacy[name] for name in ("epsilon", "delta", "adjacency") if name in bundle.privacy}

@@ -1,4 +1,4 @@
-"""The losses of the paper, one function a formula. All are means over the elements of an example, (N,) for N examples.
+"""The losses of the paper, one function per formula. All are means over an example's elements, (N,) for N examples.
 
 The paper writes squared l2 norms (sums). Under per-example clipping the two differ only in the unit of clip_norm: the
 sum's gradient is d times the mean's, with d the number of elements, so clip_norm C here is the paper's d * C.
@@ -41,7 +41,7 @@ def noise_prediction_loss(
 def retrieval_loss(
     predict: Predictor, schedule: Schedule, x0: Tensor, labels: Tensor, value: Tensor, v: int, t: Tensor
 ) -> Tensor:
-    """Late-step loss of Eq. 5: the noise is the one that leads from x0 to its retrieved value at step v.
+    """Late-step loss of Eq. 5: the noise leads from x0 to its retrieved value at step v.
 
     At t = v the denoiser's input is exactly the retrieved value.
 

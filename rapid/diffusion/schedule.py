@@ -11,7 +11,7 @@ from rapid.config.sections import ScheduleSettings
 
 
 class Schedule:
-    """abar_t for t in 0..T (abar_0 = 1), and what it says of x_t = sqrt(abar_t) x_0 + sqrt(1 - abar_t) eps.
+    """abar_t for t in 0..T (abar_0 = 1), and the closed forms of x_t = sqrt(abar_t) x_0 + sqrt(1 - abar_t) eps.
 
     Timesteps are int64 tensors (N,) with values in 1..T, one for each example; latents are float (N, C, H, W).
     """

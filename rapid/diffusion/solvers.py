@@ -1,4 +1,4 @@
-"""Deterministic samplers: diffusers' schedulers, read off as tables of weights, on one arithmetic grid of timesteps."""
+"""Deterministic samplers: diffusers' schedulers, as tables of weights, on one arithmetic grid of timesteps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Solver:
     """One sampler on one grid.
 
     Every sampler here is linear: each state is a fixed combination of the first state and of the noises predicted so
-    far. So a state needs no scheduler object, and images that are at different steps can share a batch.
+    far. So a state needs no scheduler object, and images at different steps can share a batch.
 
     Attributes:
         timesteps: of each network call, descending. PNDM (without Runge-Kutta steps) calls twice at the second one.
@@ -58,7 +58,7 @@ class Solver:
             name: the scheduler.
             schedule: abar.
             grid: descending timesteps in 1..T, `stride` apart.
-            stride: what lies between two timesteps, and below the last one, where x_0 is reached.
+            stride: distance between two timesteps, and from the last one to x_0.
             denoise_last: the last call gives the one-step estimate of x_0 instead of a step: the query at k.
         """
         # diffusers indexes its schedule from 0
@@ -81,7 +81,7 @@ class Solver:
         return cls(tuple(index + 1 for index in indices), torch.stack(weights))
 
     def run(self, predict: Predict, x: Tensor) -> Tensor:
-        """Take all steps with a batch whose images are all at the same one.
+        """Take all steps with a batch whose images are all at the same step.
 
         Args:
             predict: the denoiser.
@@ -110,6 +110,6 @@ def _scheduler(name: SamplerName, schedule: Schedule, indices: list[int], stride
         solver = DDIMScheduler(**common, clip_sample=False, set_alpha_to_one=True)
     else:
         solver = PNDMScheduler(**common, skip_prk_steps=True, set_alpha_to_one=True)
-    # both take T // steps for the stride
+    # both compute the stride as T // steps
     solver.set_timesteps(schedule.timesteps // stride)
     return solver

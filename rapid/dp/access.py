@@ -1,7 +1,7 @@
-"""The one door to private images: what a method does with them goes through `PrivateAccess`.
+"""Access to private images: methods use them only through `PrivateAccess`.
 
 It owns the images of this process, the budget, the charge in the ledger and the record of what was released. It refuses
-a release that the budget does not list, and never makes one twice: a resumed run gets the recorded result.
+a release that the budget does not list, and never repeats a release: a resumed run gets the recorded result.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ EPSILON_UPDATES = 20
 
 @dataclass(frozen=True)
 class PublicFacts:
-    """What counts as public about the private images.
+    """Public facts about the private images.
 
     Attributes:
         dataset_size: N.
         classes: names; empty for unlabelled images.
         image_shape: (H, W) or (H, W, 3).
-        unit: what one unit of the guarantee is.
+        unit: of the guarantee.
     """
 
     dataset_size: int
@@ -51,7 +51,7 @@ class PublicFacts:
 
     @classmethod
     def of(cls, images: ImageSet) -> PublicFacts:
-        """Those of a set."""
+        """The public facts of an image set."""
         return cls(len(images), images.classes if images.labels is not None else (), images.images.shape[1:])
 
 
@@ -62,7 +62,7 @@ class Execution:
     Attributes:
         physical_batch: losses in memory at a time.
         autocast: run the network in bfloat16; norms, sums and noise stay float32.
-        checkpoint_seconds: how often the state is saved.
+        checkpoint_seconds: seconds between two checkpoints.
         noise_source: of `rapid.dp.randomness.NOISE_SOURCES`.
     """
 
@@ -73,10 +73,10 @@ class Execution:
 
 
 class PrivateAccess:
-    """Private images and all that may be done with them.
+    """Private images and the operations that are allowed on them.
 
-    Formal guarantee: what leaves this object are results of `train`, `count`, `mean` and `histogram`, each of which is
-    a release of the budget, so together they spend at most `budget.epsilon` at `budget.delta`.
+    Formal guarantee: only results of `train`, `count`, `mean` and `histogram` leave this object. Each is a release of
+    the budget, so together they spend at most `budget.epsilon` at `budget.delta`.
 
     Args:
         images: of this rank.
@@ -116,7 +116,7 @@ class PrivateAccess:
             charge: of the first rank; None on the others.
 
         Raises:
-            PrivacyRefused: the data set would cost more than its limit; the run folder is removed if it is new.
+            PrivacyRefused: the limit of the data set would be exceeded; the run folder is removed if it is new.
         """
         if charge is None:
             yield self
@@ -145,7 +145,7 @@ class PrivateAccess:
         return self._labels
 
     def steps_taken(self) -> dict[str, int]:
-        """Of each release of the budget, the steps that were begun; a query is one step."""
+        """Number of steps begun, for each release of the budget; a query is one step."""
         steps = {}
         for name in self.budget.names:
             saved = Checkpoint(self._folder.checkpoint(name)).load()
@@ -157,7 +157,7 @@ class PrivateAccess:
 
         Args:
             function: see `Rows`.
-            tensors: whose rows it gets.
+            tensors: their rows are the arguments of the function.
             title: shown with the progress, if it is not empty.
 
         Raises:
@@ -176,17 +176,17 @@ class PrivateAccess:
         execution: Execution | None = None,
         between_steps: Callable[[int], None] | None = None,
     ) -> None:
-        """Release a network that is trained by DP-SGD, in place; the averaged weights are left in it.
+        """Train a network by DP-SGD, in place, and release it; the averaged weights are left in it.
 
-        Formal guarantee: that of `PrivateMechanism`; optimiser, average, checkpoints and `between_steps` work on its
+        Formal guarantee: as for `PrivateMechanism`; optimiser, average, checkpoints and `between_steps` only use its
         results. A resumed run continues from the last checkpoint with fresh noise; later steps were never released.
 
         Args:
-            name: of the release, which is DP-SGD.
-            trainer: a new one; the parameters of its network that require gradients are trained. All ranks start with
-                the first rank's state.
-            losses: rows of `data` (n, ...) -> losses, float (n,); with multiplicity K each example has K rows in turn.
-            data: what the losses need of each example.
+            name: of the release, a DP-SGD training.
+            trainer: a new trainer; the parameters of its network that require gradients are trained. All ranks start
+                with the first rank's state.
+            losses: rows of `data` (n, ...) -> losses, float (n,); with multiplicity K, K consecutive rows per example.
+            data: the inputs of the losses, one row per example.
             execution: how it runs.
             between_steps: called after each step with the number of steps, such as a GAN's generator step.
 
@@ -194,10 +194,10 @@ class PrivateAccess:
             PrivacyRefused: the budget does not list this release.
             InputError: the checkpoint belongs to another release.
             LostRank: another rank is gone; the state is saved, and a step that was begun counts.
-            Stopped: a stop was requested; the same.
+            Stopped: a stop was requested; as for LostRank.
         """
         release, how, first = self._listed(name, "dp-sgd"), execution or Execution(), self.ranks.first
-        trainer.network.eval()  # no layer of ours behaves otherwise in training; this makes sure
+        trainer.network.eval()  # our layers behave the same in both modes; this makes sure
         checkpoint = _ReleaseCheckpoint(self._folder, release, how.checkpoint_seconds) if first else None
         trainer.load_state_dict(
             self.ranks.broadcast_state((checkpoint.load() if checkpoint else None) or trainer.state_dict())
@@ -222,7 +222,7 @@ class PrivateAccess:
         try:
             trainer.run(steps, backward, title=name, checkpoint=checkpoint, between_steps=between_steps, shown=first)
         except (LostRank, PrivacyRefused, Stopped):
-            # the step that was begun counts: other ranks may have seen its sum, or `between_steps` what came of it
+            # a step that was begun counts: other ranks may have seen its sum, or `between_steps` its result
             trainer.steps_done = mechanism.steps_taken
             if checkpoint is not None:
                 checkpoint.save(trainer.state_dict())
@@ -234,11 +234,11 @@ class PrivateAccess:
         Args:
             name: of the release, a count.
             predicate: rows -> bool (n,).
-            tensors: whose rows it gets.
+            tensors: their rows are the arguments of the function.
 
         Raises:
             PrivacyRefused: the budget does not list this release.
-            ValueError: the predicate returns several values an example.
+            ValueError: the predicate returns several values per example.
         """
 
         def total() -> Tensor:
@@ -253,7 +253,7 @@ class PrivateAccess:
         Args:
             name: of the release, a mean; its sensitivity is the l2 norm to which each example's features are clipped.
             features: rows -> float (n, ...).
-            tensors: whose rows it gets.
+            tensors: their rows are the arguments of the function.
 
         Returns:
             The noisy sum of the clipped features over N, float64 (...), on the CPU.
@@ -275,15 +275,15 @@ class PrivateAccess:
         Args:
             name: of the release, a histogram.
             bins: number of bins.
-            function: rows -> int64 (n,), the bin of each example; outside of 0..bins-1 it falls into none.
-            tensors: whose rows it gets.
+            function: rows -> int64 (n,), the bin of each example; bins outside 0..bins-1 are not counted.
+            tensors: their rows are the arguments of the function.
 
         Returns:
             float64 (bins,), on the CPU.
 
         Raises:
             PrivacyRefused: the budget does not list this release.
-            ValueError: the function returns several values an example.
+            ValueError: the function returns several values per example.
         """
 
         def total() -> Tensor:
@@ -293,7 +293,7 @@ class PrivateAccess:
         return self._query(name, "histogram", total).round()
 
     def _query(self, name: str, kind: str, total: Callable[[], Tensor]) -> Tensor:
-        """The noisy sum, or what an earlier run recorded of it."""
+        """The noisy sum, or the result that an earlier run recorded."""
         release = self._listed(name, kind)
         checkpoint = _ReleaseCheckpoint(self._folder, release) if self.ranks.first else None
         saved = self.ranks.broadcast_state((checkpoint.load() if checkpoint else None) or {})
@@ -302,7 +302,7 @@ class PrivateAccess:
             return recorded
         result = noisy_sum(total(), release, self.ranks)
         if checkpoint is not None:
-            # before anything follows from it
+            # before anything depends on it
             checkpoint.save({"step": 1, "result": result})
         return result
 
@@ -313,7 +313,7 @@ class PrivateAccess:
         return release
 
     def _spent(self, steps: Mapping[str, int] | None) -> list[Spent]:
-        """Lines for the ledger: of each release so many steps, or all."""
+        """Releases for a line of the ledger, each with the given number of steps, or all."""
         events = zip(self.budget.names, self.budget.events(steps), strict=True)
         return [Spent.of(name, event) for name, event in events]
 
@@ -321,7 +321,7 @@ class PrivateAccess:
         if not self.ranks.first or steps % max(1, release.spec.steps // EPSILON_UPDATES):
             return None
         done = {name: other.spec.steps for name, other in zip(self.budget.names, self.budget.releases, strict=True)}
-        # releases that come later in the budget are not yet made
+        # later releases of the budget have not been made yet
         for later in self.budget.names[self.budget.names.index(release.name) + 1 :]:
             done[later] = 0
         done[release.name] = steps
@@ -329,7 +329,7 @@ class PrivateAccess:
 
 
 class _ReleaseCheckpoint(Checkpoint):
-    """The state of one release, with the numbers that it was made with."""
+    """The state of one release, stored with the numbers of the release."""
 
     def __init__(self, folder: RunFolder, release: Release, interval: float = 60.0) -> None:
         super().__init__(folder.checkpoint(release.name), interval)

@@ -1,12 +1,12 @@
-"""An audit: a lower bound on epsilon from what one training gives away, to be compared with the epsilon it claims.
+"""Privacy audit: a lower bound on epsilon from one training, to be compared with the claimed epsilon.
 
-By the method of Steinke, Nasr and Jagielski (NeurIPS 2023): each of m canaries takes part or not by a fair coin;
-whoever sees the training guesses the coins that it is surest of; too many right guesses refute the claim, with a
-stated confidence. No private image is needed: the canaries are random latents.
+The method is that of Steinke, Nasr and Jagielski (NeurIPS 2023). A fair coin decides whether each of m canaries takes
+part. An adversary observes the training and guesses the coins of which it is surest. Too many right guesses refute the
+claim, with a stated confidence. No private images are needed: the canaries are random latents.
 
-The adversary is as strong as the guarantee allows for. It sees the result of every step, and knows the network, the
-canaries and their losses: all but the coins, the batches and the noise. Each canary has a class of its own, and the
-class table is what is trained, so that a canary's gradient has a row to itself.
+The adversary is as strong as the guarantee allows. It sees the result of every step and knows the network, the canaries
+and their losses, but not the coins, the batches and the noise. Each canary has its own class, and only the class table
+is trained, so each canary's gradient has its own row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rapid.nn.denoiser import DenoiserShape
 from rapid.progress import Progress
 
 SHARES = (0.05, 0.1, 0.2, 0.5)
-"""Shares of the canaries that are guessed, surest first. All are tried, and the confidence is corrected for it."""
+"""Shares of the canaries that are guessed, surest first. All are tried, and the confidence is corrected for that."""
 CLIP_NORM = 1e-4
 """Far below the norm of every canary's gradient, so that each counts with its full weight."""
 LEARNING_RATE = 10.0
@@ -46,7 +46,7 @@ HIGHEST = 200.0
 Build = Callable[..., PrivateMechanism]
 """(release, network, losses, physical_batch=...) -> the mechanism that is audited."""
 Batches = Callable[[int], Tensor]
-"""Step from 0 -> probability that a canary that takes part is in its batch, float64 (m,)."""
+"""Step from 0 -> probability that a participating canary is in its batch, float64 (m,)."""
 
 
 class AuditSettings(DenoiserShape, Protocol):
@@ -60,20 +60,20 @@ class AuditSettings(DenoiserShape, Protocol):
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found.
+    """Result of an audit.
 
     Attributes:
-        claimed: epsilon that the mechanism was calibrated for, at `delta`.
+        claimed: epsilon for which the mechanism was calibrated, at `delta`.
         delta: of the claim, and of the bound.
         bound: epsilon is at least this, with probability `confidence`.
-        confidence: of `bound`, all tried shares together.
+        confidence: of `bound`, corrected for all tried shares.
         canaries: m.
         guesses: how many coins were guessed.
         right: how many of the guesses were right.
         steps: of the training.
         noise_multiplier: of the release.
         sample_rate: of the release.
-        seconds: what it took.
+        seconds: duration.
     """
 
     claimed: float
@@ -90,7 +90,7 @@ class Audit:
 
     @property
     def refuted(self) -> bool:
-        """Whether the claim cannot be true, at that confidence."""
+        """Whether the claim is refuted at that confidence."""
         return self.bound > self.claimed
 
 
@@ -110,14 +110,14 @@ def audit(
 
     Args:
         settings: shape of the denoiser that is trained, and its schedule.
-        epsilon: that the release is calibrated for, as in a real training.
+        epsilon: for which the release is calibrated, as in a real training.
         delta: in (0, 1).
         canaries: m, at least 20.
         steps: of the training.
-        sample_rate: with which a canary that takes part is in a batch.
+        sample_rate: probability that a participating canary is in a batch.
         confidence: in (0, 1).
         build: makes the mechanism; anything but the default is for tests of the audit itself.
-        batches: what the adversary knows of them; default: that they are Poisson samples.
+        batches: the adversary's knowledge of the batches; default: that they are Poisson samples.
 
     Raises:
         InputError: an argument out of range.
@@ -160,16 +160,16 @@ def audit(
 def best_bound(
     coins: NDArray[np.bool_], scores: NDArray[np.floating], delta: float, confidence: float
 ) -> tuple[int, int, float]:
-    """The best of the bounds that the shares give.
+    """The best bound over all shares.
 
     Args:
         coins: which canaries took part, (m,).
         scores: the larger, the likelier that the canary took part, (m,).
         delta: of the bound.
-        confidence: of the bound; each of the shares has its part of what it may miss.
+        confidence: of the bound; the failure probability is split equally among the shares.
 
     Returns:
-        Guesses, right ones, and the bound.
+        Number of guesses, number of right guesses, and the bound.
     """
     order = np.argsort(scores, kind="stable")
     found = []
@@ -203,7 +203,7 @@ def epsilon_bound(canaries: int, guesses: int, right: int, delta: float, confide
 
 
 def guess_probability(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """At most the probability of `right` or more right guesses if the training is (epsilon, delta)-DP.
+    """Upper bound on the probability of `right` or more right guesses if the training is (epsilon, delta)-DP.
 
     Steinke et al., Theorem 5.2: with f(v) = P[Binomial(r, e^epsilon / (1 + e^epsilon)) >= v], it is at most
     f(v) + 2 m delta max over i in 1..v of (f(v - i) - f(v)) / i.
@@ -218,9 +218,9 @@ def guess_probability(canaries: int, guesses: int, right: int, epsilon: float, d
 def _play(
     settings: AuditSettings, release: Release, build: Build, batches: Batches
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """The coins, and the adversary's scores: the logarithm of how much likelier all results are if a canary takes part.
+    """The coins, and the adversary's scores: log-likelihood ratios of all results with and without each canary.
 
-    Along the canary's own gradient a step's sum is noise alone, or noise and one clip norm if it is in the batch.
+    Along a canary's own gradient a step's sum is noise, plus one clip norm if the canary is in the batch.
     """
     spec, randomness = release.spec, Randomness()
     count = spec.dataset_size
@@ -229,7 +229,7 @@ def _play(
     network.class_table.requires_grad_(True)
     x = randomness.normal(count * int(np.prod(settings.latent_shape))).view(count, *settings.latent_shape)
     eps = randomness.normal(x.numel()).view_as(x)
-    # anything would do: a canary's own timestep and noise are fixed, so that its gradient is known
+    # any values would do: each canary's timestep and noise are fixed, so its gradient is known
     t = (randomness.uniform(count) * schedule.timesteps).ceil().long()
     coins = randomness.uniform(count) <= 0.5
 
@@ -237,7 +237,7 @@ def _play(
         return noise_prediction_loss(network, schedule, x[indices], indices, t[indices], eps[indices])
 
     def losses(indices: Tensor) -> Tensor:
-        # one that does not take part contributes nothing
+        # a canary that does not take part contributes nothing
         return plain(indices) * coins[indices]
 
     mechanism = build(release, network, losses, physical_batch=PIECE)

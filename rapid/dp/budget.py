@@ -21,22 +21,22 @@ from rapid.dp.releases import DpSgdSpec, QuerySpec, Release, check_budget
 from rapid.errors import InputError, PrivacyRefused
 
 SOLVED_AGAIN = 1e-3
-"""By how much the epsilon of one budget may differ between machines, relatively."""
+"""Relative tolerance for the epsilon of one budget on different machines."""
 LARGEST_CHECKED = 100.0
 """Epsilon above which PLD gives no finite number; such an epsilon protects hardly anyone."""
 DISAGREEMENT = 0.02
-"""By how much the second accountant's epsilon may exceed the first one's, relatively and in units of epsilon."""
+"""Tolerance for the second accountant's epsilon to exceed the first one's, both relative and absolute."""
 
 
 class Budget(BaseModel):
     """The releases of one private stage.
 
     Attributes:
-        epsilon: what was asked for; `spent` is at most this.
+        epsilon: the requested epsilon; `spent` is at most this.
         delta: of (epsilon, delta).
         dataset_size: N.
-        group_size: images of one person, for whom epsilon is told too.
-        releases: all that may be made known of the private images.
+        group_size: images of one person, for whom epsilon is reported too.
+        releases: everything that may be released about the private images.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,7 +69,7 @@ class Budget(BaseModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all releases."""
+        """Names of all releases."""
         return tuple(release.name for release in self.releases)
 
     @property
@@ -78,7 +78,7 @@ class Budget(BaseModel):
         return next(release for release in self.releases if release.spec.share is None)
 
     def events(self, steps: Mapping[str, int] | None = None) -> list[DpEvent]:
-        """What is made known: of each release all steps, or as many as `steps` says (0 where it says nothing)."""
+        """Events of all releases: with all their steps, or with those that `steps` gives by name (default 0)."""
         return [release.event(None if steps is None else steps.get(release.name, 0)) for release in self.releases]
 
     @cached_property
@@ -120,15 +120,15 @@ class Budget(BaseModel):
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], epsilon: float, delta: float) -> Self:
-        """The budget of an earlier run, instead of one that is solved again and may differ in the last digit.
+        """The budget recorded by an earlier run; calibrating again may change the last digit.
 
         Args:
             record: made by `model_dump`, and read from JSON.
-            epsilon: what the run was asked to spend at most.
-            delta: at which.
+            epsilon: requested for the run.
+            delta: requested for the run.
 
         Raises:
-            InputError: the record was altered: its parts do not fit together, or would spend more.
+            InputError: the record was altered: it is inconsistent, or would spend more.
         """
         altered = InputError("resume", "checkpoints/manifest.json was altered; restore it, or begin in a new folder")
         try:
@@ -149,7 +149,7 @@ def calibrate(
     delta: float,
     group_size: int = 1,
 ) -> Budget:
-    """The least noise with which all releases together spend at most `epsilon` at `delta`, for one image.
+    """Find the least noise with which all releases together spend at most `epsilon` at `delta`, for one image.
 
     Each release with a share gets the noise with which it alone would spend its share of epsilon; the one without a
     share gets what is left, by numerical composition with the others.
@@ -158,7 +158,7 @@ def calibrate(
         specs: of one data set; exactly one has no share.
         epsilon: of all together.
         delta: in (0, 1).
-        group_size: images of one person, for whom epsilon is told too.
+        group_size: images of one person, for whom epsilon is reported too.
 
     Raises:
         InputError: an argument out of range.

@@ -1,4 +1,4 @@
-"""What a release makes known of the private images, as a tree of `dp_accounting.DpEvent`.
+"""Releases as a tree of `dp_accounting.DpEvent`.
 
 Every accountant reads the same tree, and the ledger keeps it as JSON. Only these events occur:
 

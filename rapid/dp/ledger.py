@@ -1,12 +1,12 @@
-"""The ledger: what was spent on which private data set, in a file to which lines are only ever added.
+"""The ledger: an append-only file that records the spending of each private data set.
 
-A line is a JSON object. Its `mac` is a keyed hash over the line and the `mac` of the line before, so that no line can
-be changed, taken out or put in without the key, which lies beside the ledger, readable by its owner only. `FILE.head`
-holds the keyed hash of the last line and the number of lines, so that lines cut off at the end are missed, too. Who
-removes all of these files, or puts back older copies of them, is not found out.
+A line is a JSON object. Its `mac` is a keyed hash of the line and the previous line's `mac`, so no line can be changed,
+removed or inserted without the key, which is stored beside the ledger and readable by its owner only. `FILE.head` holds
+the keyed hash of the last line and the number of lines, so truncation is detected, too. Removing all of these files, or
+restoring older copies of them, is not detected.
 
-A data set is known by a keyed hash of its images, in any order, whatever their labels: it tells nothing to who lacks
-the key. A set with one image more or less is another data set.
+A data set is identified by a keyed hash of its images, regardless of their order and labels; the hash reveals nothing
+without the key. A set with one image more or less is another data set.
 """
 
 from __future__ import annotations
@@ -33,50 +33,50 @@ from rapid.files import replacing
 
 KEY_BYTES = 32
 START = "0" * 64
-"""Stands for the `mac` before the first line."""
+"""The previous `mac` of the first line."""
 ENVIRONMENT = "RAPID_LEDGER"
 
 Kind = Literal["limit", "reserve", "settle"]
-"""What a line does; see `Entry`."""
+"""Kind of a line; see `Entry`."""
 
 
 class TamperedLedger(PrivacyRefused):
-    """The ledger is not what was written: nothing more is spent on its word."""
+    """The ledger was altered; nothing more may be spent on its basis."""
 
 
 class Spent(NamedTuple):
-    """One release of a run, as it stands in a line."""
+    """One release of a run, as recorded in a line."""
 
     name: str
-    """Of the release; empty in lines of rapid 0.1, which knew no names."""
+    """Name of the release; empty in lines of rapid 0.1, which had no names."""
     event: dict[str, Any]
-    """What it reveals; see `rapid.dp.events.event_to_json`."""
+    """Its privacy event; see `rapid.dp.events.event_to_json`."""
 
     @classmethod
     def of(cls, name: str, event: DpEvent) -> Spent:
-        """A release that reveals `event`."""
+        """A release with this event."""
         return cls(name, event_to_json(event))
 
     @property
     def dp_event(self) -> DpEvent:
-        """For an accountant."""
+        """The event, for an accountant."""
         return event_from_json(self.event)
 
 
 class Entry(BaseModel):
-    """One line.
+    """One line of the ledger.
 
     Attributes:
         number: of the line, from 0.
         time: when it was written, UTC.
-        kind: `limit` sets what the data set may cost; `reserve` charges a run before its first step, `settle` what it
-            has made known so far; the last of either counts.
-        dataset: the data set's account.
-        run: the run that is charged; empty for a limit.
-        epsilon: of a limit; of a run, what it was asked to spend.
-        delta: for which `epsilon` holds.
-        releases: what the run reveals; empty for a limit.
-        mac: see the module.
+        kind: `limit` sets the limit of the data set; `reserve` charges a run before its first step; `settle` charges
+            what it has released so far. The last limit counts, and the last charge of each run.
+        dataset: identifier of the data set.
+        run: the charged run; empty for a limit.
+        epsilon: of a limit; for a run, the requested epsilon.
+        delta: at which `epsilon` holds.
+        releases: of the run; empty for a limit.
+        mac: keyed hash, see the module.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -105,27 +105,27 @@ class Entry(BaseModel):
     @field_validator("releases")
     @classmethod
     def _can_be_composed(cls, releases: tuple[Spent, ...]) -> tuple[Spent, ...]:
-        """A release that the accountants cannot read would be spent without being counted."""
+        """Reject releases that the accountants cannot read: they would be spent without being counted."""
         poisson_gaussian_steps(compose(release.dp_event for release in releases))
         return releases
 
 
 class Limit(NamedTuple):
-    """What a data set may cost in all."""
+    """Limit on the total spending of a data set."""
 
     epsilon: float
     delta: float
 
 
 class Ledger:
-    """The ledger of a file; made with its key where there is none yet.
+    """A ledger file, created with its key if it does not exist.
 
     Args:
-        path: the file; `PATH.key`, `PATH.head` and `PATH.lock` lie beside it.
+        path: the file; `PATH.key`, `PATH.head` and `PATH.lock` are stored beside it.
 
     Raises:
         InputError: the folder cannot be written.
-        TamperedLedger: there are lines, but their key is gone.
+        TamperedLedger: there are lines, but their key is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -144,7 +144,7 @@ class Ledger:
             raise InputError("ledger", problem, path) from None
 
     def account(self, images: NDArray[np.uint8]) -> str:
-        """The account of a data set: 32 hexadecimal digits.
+        """The identifier of a data set: 32 hexadecimal digits.
 
         Args:
             images: uint8 (N, H, W) or (N, H, W, 3), as they were read; their order does not matter.
@@ -157,14 +157,14 @@ class Ledger:
         """All lines, checked.
 
         Raises:
-            TamperedLedger: a line was changed, added, taken out or cut off; the message names it.
+            TamperedLedger: a line was changed, inserted, removed or truncated; the message names it.
         """
         with self._locked():
             return self._read()
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """All lines, and the right to add some, while every other process waits.
+        """Lock the ledger, so that every other process waits, and yield its lines for reading and appending.
 
         Raises:
             TamperedLedger: see `entries`.
@@ -195,7 +195,7 @@ class Ledger:
         line = json.dumps(content | {"mac": mac}).encode() + b"\n"
         handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            # a crash may leave a part of a line, without its end: it was never acted upon
+            # a crash may leave an incomplete last line; nothing was done on its basis
             os.ftruncate(handle, self._complete_bytes())
             os.write(handle, line)
             os.fsync(handle)
@@ -223,7 +223,7 @@ class Ledger:
         return entries
 
     def _check_head(self, entries: list[Entry]) -> None:
-        """A crash between a line and its head leaves a head that is one line behind; nothing else is right."""
+        """Check the head. It may be one line behind, after a crash between writing a line and its head."""
         if not self._head.exists():
             raise self._tampered(f"{self._head.name} is gone")
         number, _, rest = self._head.read_text().partition(" ")
@@ -270,13 +270,13 @@ class Ledger:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Exclusive among processes; the system gives the lock back when a process ends, however it ends."""
+        """Lock out other processes; the system releases the lock when the process ends, however it ends."""
         with FileLock(self.path.with_name(self.path.name + ".lock"), mode=0o600):
             yield
 
 
 class Transaction:
-    """The lines of a ledger, and the right to add some, while it is locked."""
+    """The lines of a locked ledger, to which more can be added."""
 
     def __init__(self, ledger: Ledger, entries: list[Entry]) -> None:
         self._ledger = ledger

@@ -17,19 +17,19 @@ from rapid.errors import PrivacyRefused
 Losses = Callable[[Tensor], Tensor]
 """indices int64 (rows,) of private examples -> their losses, float (rows,), each a function of its own example alone.
 
-An index that is there several times asks for as many losses, each with its own draws of noise, timestep or view. The
-network must keep the rows in their order, and the draws must come from randomness that nobody knows.
+A repeated index asks for as many losses, each with its own draws of noise, timestep or augmentation. The network must
+preserve the order of rows, and the draws must come from secret randomness.
 """
 
 
 class PrivateMechanism:
     """Noisy clipped gradients of any module and any per-example loss.
 
-    Formal guarantee: all results of `gradient` together, at most `spec.steps`, are what `release.event()` describes:
+    Formal guarantee: all results of `gradient` together, at most `spec.steps`, are described by `release.event()`:
     each call is the Gaussian mechanism with sensitivity clip_norm and standard deviation noise_multiplier * clip_norm
-    on a Poisson sample of rate sample_rate. Everything that `losses` does with an example (retrieval included) lies
-    before the clipping. It holds for several ranks as for one: a sample of each rank's part, drawn by itself, is a
-    sample of all, the sums add up, and each number of the sum gets its noise from exactly one rank.
+    on a Poisson sample of rate sample_rate. Everything that `losses` does with an example (retrieval included) happens
+    before the clipping. The guarantee holds for any number of ranks: independent samples of the ranks' parts form a
+    sample of the whole, the sums add up, and each element of the sum gets its noise from exactly one rank.
 
     | case                     | what happens                                              |
     |--------------------------|-----------------------------------------------------------|
@@ -39,7 +39,7 @@ class PrivateMechanism:
 
     Args:
         release: the public numbers and the noise, of kind "dp-sgd".
-        network: its parameters that require gradients now are trained; the same on all ranks.
+        network: parameters that require gradients at construction are trained; the same on all ranks.
         losses: see `Losses`; its indices are positions in this rank's part, `ranks.part(dataset_size)`.
         physical_batch: losses in memory at a time; never changes what is released.
         autocast: run the network in bfloat16; norms, sums and noise stay float32.
@@ -79,16 +79,16 @@ class PrivateMechanism:
 
     @property
     def steps_taken(self) -> int:
-        """Steps that were begun, with those of earlier runs: all of them are spent."""
+        """Steps that were begun, including those of earlier runs; all of them are spent."""
         return self._steps_taken
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The trained parameters, in the order of what `gradient` returns."""
+        """The trained parameters, in the order in which `gradient` returns their gradients."""
         return self._keeper.parameters
 
     def gradient(self) -> list[Tensor]:
-        """One step: (sum of clipped gradients + noise) / expected batch, float32, one tensor a parameter.
+        """One step: (sum of clipped gradients + noise) / expected batch, float32, one tensor per parameter.
 
         Raises:
             PrivacyRefused: all planned steps are taken.
@@ -103,13 +103,13 @@ class PrivateMechanism:
         return self._split(total.div_(self._spec.expected_batch))
 
     def _draw_batch(self) -> Tensor:
-        """Poisson sample of this rank's part: each position with probability sample_rate, by itself; int64 (n,)."""
+        """Poisson sample of this rank's part: each position independently with probability sample_rate; int64 (n,)."""
         return (self._randomness.uniform(self._examples) <= self._spec.sample_rate).nonzero().flatten()
 
     def _clipped_sum(self, indices: Tensor) -> Tensor:
         """Sum of the clipped gradients of examples, each the mean of its draws, over physical pieces.
 
-        Private: no noise is in it.
+        Private: it has no noise yet.
 
         Args:
             indices: int64 (n,), on the CPU.
@@ -139,12 +139,12 @@ class PrivateMechanism:
         return total[0]
 
     def _add_noise(self, total: Tensor) -> None:
-        """Add this rank's share of the noise, in place: that of one of as many equal cuts as there are ranks."""
+        """Add this rank's share of the noise, in place: the sum is cut into one part of about equal size per rank."""
         share = total.tensor_split(self._ranks.count)[self._ranks.rank]
         self._randomness.add_normal(share, self.release.noise_stddev)
 
     def _run(self, indices: Tensor) -> Tensor:
-        # without its cache each use of a weight shows in the graph, where the book-keeper counts them
+        # without autocast's cache each use of a weight appears in the graph, where the book-keeper counts it
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast, cache_enabled=False):
             return self._losses(indices)
 

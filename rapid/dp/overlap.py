@@ -1,8 +1,8 @@
 """The check, before any training, that no private images are among the public ones.
 
-Images in the public bundle are handed on as they are: a private image that is also public would have no protection,
-whatever epsilon says. So the number of private images with a near-duplicate among the public ones is released once,
-with noise, and training is refused where that number cannot be noise alone.
+Images in the public bundle are passed on unprotected: a private image that is also public would have no protection,
+whatever epsilon is. So the number of private images with a near-duplicate among the public ones is released once, with
+noise, and training is refused if noise alone cannot explain that number.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rapid.errors import PrivacyRefused
 
 NAME = "overlap"
 FINEST = 1e-4
-"""Share of the private images that the noise of the check is never smaller than: some are alike by chance."""
+"""Least noise of the check, as a share of the private images: some resemble public ones by chance."""
 REFUSED = 6
-"""Standard deviations of the noise above which a count is refused; noise alone comes there once in a billion runs."""
+"""Standard deviations of the noise above which a count is refused; noise alone exceeds it once in a billion runs."""
 FOUND = 9
-"""Standard deviations from which on an overlap is refused in 999 of 1000 runs."""
+"""An overlap of at least this many standard deviations is refused in 999 of 1000 runs."""
 
 
 def overlap_spec(dataset_size: int, share: float) -> QuerySpec:
@@ -50,10 +50,10 @@ def smallest_found(release: Release) -> int:
 
 
 def check_overlap(access: PrivateAccess, public: NDArray[np.uint8]) -> None:
-    """Refuse private images that overlap with the public ones; without a refusal nothing is said.
+    """Refuse private images that overlap with the public ones; otherwise report nothing.
 
-    Formal guarantee: all that leaves is the result of one count. Which images are alike, and how much, is neither shown
-    nor kept. Faint images are like none, see `rapid.data.thumbnails`.
+    Formal guarantee: only the result of one count is released. Which images are similar, and how much, is neither shown
+    nor stored. Faint images match none, see `rapid.data.thumbnails`.
 
     Args:
         access: its budget lists the release of `overlap_spec`; its images have the form of the public ones.
@@ -93,7 +93,7 @@ def _refusal(count: int, release: Release, size: int, delta: float) -> str:
 
 
 def overlap_note(budget: Budget) -> str:
-    """What is known about private images among the public ones, for the privacy statement."""
+    """Result of the check as a sentence for the privacy statement."""
     if NAME not in budget.names:
         return "It was not checked whether private images are among the public ones, which have no protection."
     least = smallest_found(budget.release(NAME))

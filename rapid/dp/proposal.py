@@ -1,4 +1,4 @@
-"""What a private training would cost, before anything is spent: plans side by side, so that a user picks well."""
+"""Proposals for a private training: budgets side by side, computed before anything is spent."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rapid.dp.budget import Budget, calibrate
 from rapid.dp.releases import DpSgdSpec, QuerySpec
 
 SCALES = (0.25, 0.5, 1, 2, 4)
-"""Batches that are compared by default, in units of `private.expected_batch`, at equal gradient computations."""
+"""Expected batches compared by default, in units of `private.expected_batch`, at equal gradient computations."""
 EXPLANATION = """\
 signal/noise: for one step, the norm of the sum if all clipped gradients of an expected batch agree, over that of the
 noise; a training averages over its steps: "x sqrt(steps)". Larger is better. Equal gradients take about equal time."""
 Specs = Callable[[int, int], Sequence[DpSgdSpec | QuerySpec]]
-"""(expected_batch, steps) -> what a private stage with these numbers would release."""
+"""(expected_batch, steps) -> the releases of a private stage with these numbers."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A budget, and the epsilon that it was made for.
+    """A budget, and the epsilon for which it was calibrated.
 
     Attributes:
         epsilon_wanted: upper limit of epsilon for one image.
@@ -63,10 +63,10 @@ def choices(settings: DpSgdSettings, size: int, batches: Sequence[int], steps: S
     """Expected batches and numbers of steps to compare.
 
     Args:
-        settings: what is not given follows from its expected batch and steps, at equal gradient computations.
-        size: N, which no batch of the default exceeds.
+        settings: missing values follow from its expected batch and steps, at equal gradient computations.
+        size: N; default batches do not exceed it.
         batches: expected batches to try.
-        steps: numbers of steps to try; with each of `batches`, if there are any.
+        steps: numbers of steps to try, each with each of `batches`, if there are any.
 
     Returns:
         (expected_batch, steps) in ascending order.
@@ -92,12 +92,12 @@ def propose(
     """The budget with the least noise for each epsilon and (expected_batch, steps); each takes a second.
 
     Args:
-        specs: what would be released.
+        specs: the planned releases.
         delta: in (0, 1).
         epsilons: to compare.
         pairs: expected batches and steps to compare.
         parameters: number of trained parameters.
-        group_size: images of one person, for whom epsilon is told too.
+        group_size: images of one person, for whom epsilon is reported too.
 
     Raises:
         InputError: an argument out of range.

@@ -16,10 +16,10 @@ def clipped_rows(rows: Tensor, bound: float) -> Tensor:
     """Rows scaled down to an l2 norm of at most `bound`, float64 (n, d); a row with a non-finite number becomes zero.
 
     Args:
-        rows: (n, ...), one row an example.
+        rows: (n, ...), one row per example.
         bound: the sensitivity of their sum.
     """
-    # not flatten(1) or -1: rows may be numbers, and there may be none
+    # not flatten(1) or -1: rows may be scalars, and there may be none
     flat = rows.detach().double().reshape(len(rows), math.prod(rows.shape[1:]))
     flat = torch.where(flat.isfinite().all(1, keepdim=True), flat, 0.0)
     norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
@@ -31,11 +31,11 @@ def noisy_sum(own: Tensor, release: Release, ranks: Ranks, randomness: Randomnes
     """The sum over all ranks with Gaussian noise of standard deviation `release.noise_stddev`, the same on all ranks.
 
     Formal guarantee: one image changes the sum by at most the release's sensitivity in l2, so this is the Gaussian
-    mechanism. The noise comes from the first rank alone, and from the stream cipher.
+    mechanism. Only the first rank adds noise, from the stream cipher.
 
     Args:
         own: sum of this rank's examples, float64 (d,), private.
-        release: what is spent.
+        release: the release that is spent.
         ranks: the processes that share the work.
         randomness: of the noise, by default the stream cipher.
 

@@ -4,7 +4,7 @@ ChaCha20 (from `cryptography`) under a key of 32 bytes from `os.urandom` gives u
 them by the Box-Muller transform in float64, rounded to float32. With 53-bit uniforms the largest value is 8.6; the tail
 beyond has mass 1e-17. The key is never stored, so no noise can be drawn twice, not even by resuming a run.
 
-`DeviceRandomness` is the faster choice for a GPU: see there for what it gives up.
+`DeviceRandomness` is faster on a GPU; its docstring describes the trade-off.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOISE_SOURCES = {
 }
 """The choices of `private.noise_source`, in the words of the privacy statement."""
 CHUNK = 1 << 18
-"""Numbers that are made at a time: their intermediate results stay in the cache."""
+"""Numbers generated at a time, so that intermediate results stay in the cache."""
 
 
 class ByteStream(Protocol):
@@ -82,9 +82,10 @@ class Randomness:
 class DeviceRandomness(Randomness):
     """Gaussians from torch's own generator on the device of the target.
 
-    For GPUs: their generator is Philox, seeded with 64 bits from `os.urandom`. It is no cipher: who knows all images
-    but one, and sees every step, might in principle find its state. Statements name the source. That of the CPU keeps
-    32 bits of its seed, which is too few. Poisson batches and the draws of losses still come from the stream cipher.
+    For GPUs: their generator is Philox, seeded with 64 bits from `os.urandom`. It is not a cipher: an adversary who
+    knows all images but one and sees every step might in principle recover its state. Privacy statements name the
+    source. The CPU's generator keeps only 32 bits of its seed, which is too few. Poisson batches and the draws of
+    losses still come from the stream cipher.
     """
 
     source = "device"
@@ -104,5 +105,5 @@ class DeviceRandomness(Randomness):
 
 
 def randomness_for(source: str) -> Randomness:
-    """A fresh source by its name in `NOISE_SOURCES`."""
+    """A new source by its name in `NOISE_SOURCES`."""
     return DeviceRandomness() if source == DeviceRandomness.source else Randomness()

@@ -1,4 +1,4 @@
-"""The processes that share one private training: `torchrun` starts them and tells each its rank."""
+"""The processes that share one private training: `torchrun` starts them and assigns each its rank."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Ranks:
         """The ranks that torchrun started (RANK, WORLD_SIZE in the environment), over gloo on CPUs and nccl on GPUs.
 
         Raises:
-            LostRank: the others did not come.
+            LostRank: the other ranks did not join.
         """
         count = int(os.environ.get("WORLD_SIZE", "1"))
         if count == 1:
@@ -65,7 +65,7 @@ class Ranks:
         return range(self.rank, size, self.count)
 
     def all_reduce(self, values: Tensor) -> None:
-        """Replace `values` by their sum over all ranks, in place; the same bits on all of them.
+        """Replace `values` by their sum over all ranks, in place; bit-identical on all ranks.
 
         Raises:
             LostRank: another rank is gone.
@@ -75,7 +75,7 @@ class Ranks:
                 dist.all_reduce(values)
 
     def broadcast(self, value: Result) -> Result:
-        """The value of rank 0, on all ranks: whatever can be pickled.
+        """Return the value of rank 0 on all ranks; it must be picklable.
 
         Raises:
             LostRank: another rank is gone.
@@ -89,7 +89,7 @@ class Ranks:
         return shared  # type: ignore[no-any-return]
 
     def broadcast_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A training state of rank 0, on all ranks: tensors (sent ones on the CPU), numbers, dicts and lists."""
+        """Return the training state of rank 0 on all ranks: tensors (received on the CPU), numbers, dicts, lists."""
         if self.count == 1:
             return state
         buffer = io.BytesIO()
@@ -100,10 +100,10 @@ class Ranks:
         return shared
 
     def all_or_none(self, action: Callable[[], Result]) -> Result:
-        """Run `action` on every rank; where one fails all fail, and only the first that failed says why.
+        """Run `action` on every rank; if one fails, all fail, and only the first that failed reports why.
 
         Raises:
-            RapidError: that of the first rank that failed.
+            RapidError: the error of the first rank that failed.
             LostRank: another rank is gone.
         """
         failure: RapidError | None = None
@@ -122,7 +122,7 @@ class Ranks:
         """Check that `value` is the same on all ranks; only a hash of it is sent.
 
         Raises:
-            InputError: it is not; the message says `what` it is.
+            InputError: it is not; the message names it by `what`.
         """
         if self.count > 1 and len(set(self.all_gather(hashlib.sha256(value).hexdigest()))) > 1:
             problem = f"{what}: not the same on all ranks; give all of them the same files and arguments"
@@ -146,6 +146,6 @@ def _contact() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        # without the place in gloo's source, and without its advice
+        # drop the location in gloo's source and its advice
         reason = re.sub(r"^\[\S*\]\s*", "", str(error).strip()).split(". ")[0].splitlines()[0]
         raise LostRank(f"lost contact with another rank ({reason}); start all ranks again with --resume") from error

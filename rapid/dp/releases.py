@@ -1,6 +1,6 @@
-"""What is released about the private images: a name and a `dp_accounting` event for each release.
+"""Releases about the private images: each has a name and a `dp_accounting` event.
 
-A spec has the public numbers of a release but its noise; `rapid.dp.budget.calibrate` adds the noise and makes it a
+A spec holds the public numbers of a release except its noise; `rapid.dp.budget.calibrate` adds the noise and makes it a
 `Release`. Everything else (budget, ledger, resume, statement, card) iterates over releases and knows none by name.
 """
 
@@ -22,8 +22,8 @@ class _Spec(BaseModel):
     """Public numbers of one release without its noise.
 
     Adjacency: adding or removing one image. The number of images N itself counts as public: it fixes the sample rate,
-    which stays when an image is taken away. So the guarantee compares the set with the same set in which one image
-    contributes nothing.
+    which stays the same when an image is removed. So the guarantee compares the set with the same set in which one
+    image contributes nothing.
 
     Attributes:
         name: unique in a budget; its checkpoint and its line in the statement have this name.
@@ -49,7 +49,7 @@ class DpSgdSpec(_Spec):
         expected_batch: B; the batch of a step has B examples on average.
         steps: number of steps.
         clip_norm: C, largest l2 norm of an example's gradient.
-        multiplicity: K draws of an example are averaged before clipping; no cost in privacy.
+        multiplicity: K draws of an example are averaged before clipping, at no privacy cost.
     """
 
     kind: Literal["dp-sgd"] = "dp-sgd"
@@ -72,7 +72,7 @@ class DpSgdSpec(_Spec):
 
     @property
     def sample_rate(self) -> float:
-        """Probability with which each image is in a batch."""
+        """Probability that an image is in a batch."""
         return self.expected_batch / self.dataset_size
 
     @property
@@ -81,7 +81,7 @@ class DpSgdSpec(_Spec):
         return self.expected_batch * self.steps * self.multiplicity
 
     def event(self, noise_multiplier: float, steps: int | None = None) -> DpEvent:
-        """What `steps` steps (default: all) reveal."""
+        """The event of `steps` steps (default: all)."""
         return dp_sgd_event(noise_multiplier, self.sample_rate, self.steps if steps is None else steps)
 
 
@@ -105,16 +105,16 @@ class QuerySpec(_Spec):
 
     @property
     def steps(self) -> int:
-        """A query is one step."""
+        """1: a query is one step."""
         return 1
 
     @property
     def sample_rate(self) -> float:
-        """All images take part."""
+        """1: all images take part."""
         return 1.0
 
     def event(self, noise_multiplier: float, steps: int | None = None) -> DpEvent:
-        """What the query reveals; `steps` 0: nothing yet."""
+        """The event of the query; an empty one for `steps` 0."""
         return dp_sgd_event(noise_multiplier, 1.0, 0) if steps == 0 else gaussian_event(noise_multiplier)
 
 
@@ -136,7 +136,7 @@ class Release(BaseModel):
 
     @property
     def name(self) -> str:
-        """That of the spec."""
+        """Name of the spec."""
         return self.spec.name
 
     @property
@@ -145,13 +145,14 @@ class Release(BaseModel):
         return self.noise_multiplier * self.spec.sensitivity
 
     def event(self, steps: int | None = None) -> DpEvent:
-        """What `steps` steps (default: all) reveal, for any accountant."""
+        """The event of `steps` steps (default: all), for any accountant."""
         return self.spec.event(self.noise_multiplier, steps)
 
     def signal_to_noise(self, parameters: int) -> float:
-        """Of one step: the norm of the sum if all clipped gradients of an expected batch agree, over that of the noise.
+        """Signal-to-noise ratio of one step: the norm of an expected batch's sum if all its clipped gradients agree,
+        over that of the noise.
 
-        An upper bound, reached where the gradients are clipped and point the same way. Averages over n steps have
+        It is an upper bound, reached where the gradients are clipped and point the same way. Averages over n steps have
         sqrt(n) times this.
         """
         noise = self.noise_multiplier * math.sqrt(parameters)
@@ -165,7 +166,7 @@ def default_delta(dataset_size: int) -> float:
 
 
 def check_budget(epsilon: float, delta: float, dataset_size: int) -> None:
-    """Refuse what is no budget.
+    """Reject an epsilon or delta out of range.
 
     Raises:
         InputError: epsilon or delta out of range.

@@ -12,10 +12,10 @@ from rapid.progress import Progress
 from rapid.stopping import check_stop
 
 Rows = Callable[..., Tensor]
-"""(rows of each private tensor, (n, ...)) -> (n, ...): row i depends on the rows i alone."""
+"""(rows of each private tensor, (n, ...)) -> (n, ...): row i depends only on row i of each tensor."""
 BATCH = 500
 SAME = 1e-3
-"""By how much a row that is computed alone may differ from the same row in a batch, relative to the largest number."""
+"""Tolerance between a row computed alone and the same row in a batch, relative to the largest number."""
 
 
 class PrivateTensor:
@@ -46,12 +46,12 @@ def apply(function: Rows, tensors: Sequence[PrivateTensor], *, title: str = "", 
 
     Args:
         function: see `Rows`.
-        tensors: whose rows it gets, at least one; all have n rows.
-        title: shown with the progress; without one none is shown.
+        tensors: their rows are the arguments of the function; at least one, all with n rows.
+        title: shown with the progress; if it is empty, no progress is shown.
         shown: whether this process shows progress.
 
     Raises:
-        ValueError: the function mixes examples, as batch normalisation does, or returns something else than rows.
+        ValueError: the function mixes examples, as batch normalisation does, or does not return one row per example.
         Stopped: a stop was requested.
     """
     count, parts = len(tensors[0]), []
@@ -63,34 +63,34 @@ def apply(function: Rows, tensors: Sequence[PrivateTensor], *, title: str = "", 
             if start == 0:
                 _check_rows(function, rows, parts[0])
             progress.advance(len(rows[0]))
-        # normalisation layers refuse empty batches: a black image tells the shape
+        # normalisation layers reject empty batches, so a black image gives the shape
         return torch.cat(parts) if parts else function(*_black(tensors))[:0]
 
 
 def apply_scalar(function: Rows, tensors: Sequence[PrivateTensor], *, title: str = "", shown: bool = True) -> Tensor:
-    """One value for each example, (n,): with more, an image would change a count by more than 1; see `apply`."""
+    """One value per example, (n,): with several, one image could change a count by more than 1; see `apply`."""
     values = apply(function, tensors, title=title, shown=shown)
     if values.ndim != 1:
-        raise ValueError(f"the function must return one value an example, not {tuple(values.shape[1:])}")
+        raise ValueError(f"the function must return one value per example, not {tuple(values.shape[1:])}")
     return values
 
 
 def row_shape(function: Rows, tensors: Sequence[PrivateTensor]) -> tuple[int, ...]:
-    """The shape of one row of a function's result, which is public: that of a black image."""
+    """The shape of one row of a function's result; public, because it is computed from a black image."""
     with torch.no_grad():
         return tuple(function(*_black(tensors)).shape[1:])
 
 
 def _black(tensors: Sequence[PrivateTensor]) -> list[Tensor]:
-    """One row of zeros of each."""
+    """One row of zeros for each tensor."""
     return [tensor._rows.new_zeros((1, *tensor._rows.shape[1:])) for tensor in tensors]
 
 
 def _check_rows(function: Rows, rows: Sequence[Tensor], result: Tensor) -> None:
-    """Compare the first row with what the function makes of it alone."""
+    """Check that the function gives the same result for the first row alone as in the batch."""
     alone = function(*(part[:1] for part in rows))
     if result.ndim == 0 or len(result) != len(rows[0]) or alone.shape != (1, *result.shape[1:]):
-        raise ValueError("the function must return one row an example")
+        raise ValueError("the function must return one row per example")
     together = result[:1]
     if alone.is_floating_point():
         tolerance = SAME * max(1.0, float(together.abs().max())) if together.numel() else SAME

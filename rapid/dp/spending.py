@@ -1,8 +1,8 @@
-"""What a private data set has cost, and whether it may cost more: the rules for reading the lines of a ledger.
+"""Spending of private data sets and its limits: the rules for reading the lines of a ledger.
 
-The releases of all runs on a data set are composed numerically, by the accountant of the single run; their epsilons are
-not added up. A run is charged in full before its first step. A run that stops in an orderly way is charged for the
-steps that it took until it is resumed; a run that crashes stays charged in full.
+The releases of all runs on a data set are composed numerically, by the same accountant as a single run's; their
+epsilons are not added up. A run is charged in full before its first step. A run that stops in an orderly way is charged
+for the steps that it took, until it is resumed; a run that crashes stays charged in full.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Balance:
-    """What a data set has cost.
+    """Spending of a data set.
 
     Attributes:
-        dataset: its account.
-        limit: what it may cost; None if that was never set.
-        runs: the last line of each run, without those that made nothing known.
-        delta: that of the limit, or else the smallest that a run was asked for.
+        dataset: its identifier.
+        limit: on its spending; None if it was never set.
+        runs: the last line of each run, without runs that released nothing.
+        delta: of the limit, or else the smallest that a run requested.
         epsilon: spent or reserved, at `delta`.
     """
 
@@ -40,26 +40,26 @@ class Balance:
 
 
 def balance(entries: Sequence[Entry], dataset: str) -> Balance:
-    """What a data set has cost by the lines of a ledger."""
+    """Spending of a data set according to the lines of a ledger."""
     limit, runs = _limit(entries, dataset), _runs(entries, dataset)
     delta = limit.delta if limit else min((e.delta for e in entries if e.dataset == dataset), default=1.0)
     return Balance(dataset, limit, list(runs.values()), delta, _epsilon(_all(runs.values()), delta))
 
 
 def balances(entries: Sequence[Entry]) -> list[Balance]:
-    """Those of all data sets, in the order in which they were first seen."""
+    """Balances of all data sets, in the order in which they first appear."""
     return [balance(entries, dataset) for dataset in dict.fromkeys(entry.dataset for entry in entries)]
 
 
 @dataclass(frozen=True)
 class Charge:
-    """The account of one run.
+    """The charge of one run.
 
     Attributes:
-        ledger: where it is kept.
-        dataset: the account of the data set.
+        ledger: where it is recorded.
+        dataset: identifier of the data set.
         run: name of the run, the same when it is resumed.
-        asked: epsilon and delta of the run alone.
+        asked: requested epsilon and delta of the run alone.
     """
 
     ledger: Ledger
@@ -68,10 +68,10 @@ class Charge:
     asked: Limit
 
     def reserve(self, releases: Sequence[Spent]) -> None:
-        """Charge the run with all that it may make known, before its first step.
+        """Charge the run with all its planned releases, before its first step.
 
         Raises:
-            PrivacyRefused: the data set would cost more than its limit; nothing is charged.
+            PrivacyRefused: the limit of the data set would be exceeded; nothing is charged.
             TamperedLedger: see `Ledger`.
         """
         wanted = tuple(releases)
@@ -88,7 +88,7 @@ class Charge:
             transaction.add("reserve", self.dataset, self.run, self.asked, list(wanted))
 
     def settle(self, releases: Sequence[Spent]) -> None:
-        """Charge the run with what it has made known; it may be resumed, and is then reserved anew."""
+        """Charge the run with what it has released; a run that is resumed is reserved anew."""
         taken = tuple(release for release in releases if not isinstance(release.dp_event, NoOpDpEvent))
         with self.ledger.transaction() as transaction:
             own = [e for e in transaction.entries if e.dataset == self.dataset and e.run == self.run]
@@ -98,7 +98,7 @@ class Charge:
 
 
 def set_limit(ledger: Ledger, dataset: str, limit: Limit) -> Balance:
-    """Set what a data set may cost from now on; lower than what was spent means that nothing more is."""
+    """Set the limit of a data set from now on; below the past spending, it allows nothing more."""
     with ledger.transaction() as transaction:
         transaction.add("limit", dataset, "", limit, [])
         return balance(transaction.entries, dataset)
@@ -110,7 +110,7 @@ def _limit(entries: Sequence[Entry], dataset: str) -> Limit | None:
 
 
 def _runs(entries: Sequence[Entry], dataset: str) -> dict[str, Entry]:
-    """The last line of each run that made something known, or may."""
+    """The last line of each run that has released something, or may."""
     runs = {e.run: e for e in entries if e.kind != "limit" and e.dataset == dataset}
     return {run: entry for run, entry in runs.items() if entry.releases}
 

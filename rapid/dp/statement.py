@@ -1,4 +1,4 @@
-"""The privacy statement: what `privacy.json` of a private bundle says."""
+"""The privacy statement: the content of `privacy.json` of a private bundle."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def privacy_statement(budget: Budget, *, method: str, noise_source: str, unit: s
     Args:
         budget: what was spent.
         method: name of the method.
-        noise_source: of trainings, a key of `NOISE_SOURCES`; the noise of queries is always from the stream cipher.
-        unit: what one unit of the guarantee is.
+        noise_source: of trainings, a key of `NOISE_SOURCES`; queries always take noise from the stream cipher.
+        unit: of the guarantee.
     """
     main = budget.main
     statement: dict[str, Any] = {
@@ -56,7 +56,7 @@ def privacy_statement(budget: Budget, *, method: str, noise_source: str, unit: s
 
 
 def _release(release: Release, noise_source: str) -> dict[str, Any]:
-    """One release in the list of all."""
+    """One item of `releases`."""
     return {
         "name": release.name,
         "title": release.spec.title,

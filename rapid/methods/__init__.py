@@ -1,4 +1,4 @@
-"""The methods, by name. Each is a folder with `METHOD`; others come as entry points of the group `rapid.methods`."""
+"""The methods by name: folders with `METHOD`, and entry points of the group `rapid.methods`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GROUP = "rapid.methods"
 
 
 def method_names() -> list[str]:
-    """Names of all methods: those of rapid, and those of installed packages."""
+    """Names of all methods, of rapid and of installed packages."""
     return sorted({*_own(), *_installed()})
 
 
@@ -51,7 +51,7 @@ def settings_class(name: str) -> type[MethodSettings]:
 
 
 def load_settings(preset: str, overrides: Sequence[str] = ()) -> MethodSettings:
-    """Load a preset and apply `section.name=value` overrides. The class is that of the preset's method.
+    """Load a preset and apply `section.name=value` overrides. The preset's method determines the class.
 
     Raises:
         InputError: an unknown preset or setting, or an invalid value.
@@ -81,7 +81,7 @@ def open_generator(path: Path, device: str = "auto", overrides: Sequence[str] = 
         overrides: generation settings, as `generation.steps=50`.
 
     Raises:
-        InputError: no finished bundle, one that makes no images, or an unknown device or setting.
+        InputError: not a finished bundle, a bundle that makes no images, or an unknown device or setting.
     """
     from rapid.bundle import Bundle
     from rapid.runtime import choose_device

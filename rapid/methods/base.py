@@ -1,4 +1,4 @@
-"""What a method is: settings, a public stage or none, releases, a private stage, a generator or none, words.
+"""The protocol of methods: settings, optional public stage, releases, private stage, optional generator, texts.
 
 Adding a method: a folder `rapid/methods/NAME/` whose `__init__` has `METHOD`, an object with the attributes of
 `Method`; a preset; a page of the docs. A package outside of rapid registers `METHOD` as an entry point of the group
@@ -36,7 +36,7 @@ class PublicImages:
 
     Attributes:
         images: N images with their labels.
-        sources: number of the set that each came from, int64 (N,).
+        sources: number of the set of each image, int64 (N,).
     """
 
     images: ImageSet
@@ -45,13 +45,13 @@ class PublicImages:
 
 @dataclass(frozen=True)
 class Description:
-    """What a method tells of a bundle that it has made.
+    """A method's description of a bundle that it has made.
 
     Attributes:
         about: Markdown for the card.
         facts: ready for JSON, for `rapid info`.
         pre_training: number of public images that trained networks.
-        reference: number of the others.
+        reference: number of the other public images.
     """
 
     about: str
@@ -66,7 +66,7 @@ class Method(Protocol[S]):
     Attributes:
         name: as in `--method` and in `settings.method`.
         settings: the class of its settings.
-        has_public_stage: whether `build-kb` makes a base for it, which `train-private` then needs.
+        has_public_stage: whether `build-kb` makes a base for it, which `train-private` then requires.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Method(Protocol[S]):
         """
 
     def releases(self, settings: S, facts: PublicFacts, base: Bundle | None) -> Sequence[DpSgdSpec | QuerySpec]:
-        """What the private stage will release; exactly one without a share of epsilon.
+        """The releases of the private stage; exactly one has no share of epsilon.
 
         Called before anything is written or spent, so it also checks that settings, base and facts fit together.
 
@@ -90,22 +90,22 @@ class Method(Protocol[S]):
         """
 
     def train_private(self, access: PrivateAccess, base: Bundle | None, settings: S) -> Mapping[str, Component]:
-        """Make the components of a private bundle; private images are seen through `access` alone.
+        """Make the components of a private bundle; private images are used only through `access`.
 
-        A resumed run calls it again: what was released is then returned by `access` as it was.
+        A resumed run calls it again; `access` then returns the recorded results of earlier releases.
 
         Raises:
-            PrivacyRefused: going on would break the guarantee.
+            PrivacyRefused: continuing would break the guarantee.
         """
 
     def describe_private(self, settings: S, base: Bundle | None, budget: Budget) -> Description:
-        """What is to be said of a private bundle."""
+        """Describe a private bundle."""
 
     def privacy_notes(self, budget: Budget) -> Sequence[str]:
-        """Sentences that belong to the privacy statement, such as what was checked."""
+        """Sentences for the privacy statement, such as the result of a check."""
 
     def trained_parameters(self, settings: S, classes: int) -> int:
         """Number of parameters that the private stage trains."""
 
     def generator(self, bundle: Bundle, device: torch.device, generation: SamplingSettings) -> Generator | None:
-        """A generator of images, by generation settings of the method's own class; None for a classifier."""
+        """A generator of images, with generation settings of the method's own class; None for a classifier."""

@@ -1,1 +1,1 @@
-"""The probe: public features, and a linear layer on them that is trained privately; it labels and accepts images."""
+"""The probe: public features and a privately trained linear layer; it labels and accepts images."""

@@ -24,7 +24,7 @@ BATCH = 500
 
 
 class ProbeRecipe(Recipe):
-    """What the features are made from."""
+    """All inputs of the features."""
 
     image: ImageSettings
     probe: ProbeSettings
@@ -38,7 +38,7 @@ def train_features(
     device: torch.device,
     checkpoint: Checkpoint,
 ) -> Probe:
-    """Train the trunk to tell the public classes apart in augmented views; then set projection and prototypes.
+    """Train the trunk to classify augmented public images; then set projection and prototypes.
 
     Classes are drawn equally often, however many images they have.
 

@@ -20,7 +20,7 @@ NAME = "probe"
 PHYSICAL_BATCH = 4096
 EMA_DECAY = 0.9
 HIGHEST_LEARNING_RATE = 1000.0
-"""Where there is next to no noise. Clipped gradients of a linear layer on unit vectors bear such steps."""
+"""Used where there is almost no noise. Clipped gradients of a linear layer on unit vectors tolerate such steps."""
 
 
 def probe_spec(dataset_size: int, settings: PrivateProbeSettings) -> DpSgdSpec:
@@ -82,9 +82,9 @@ def train_head(
 
 
 def _learning_rate(release: Release, weight_noise: float) -> float:
-    """The rate at which the noise of all steps adds up to `weight_noise` in each weight, if it never fell.
+    """The rate at which, without decay, the noise of all steps adds up to `weight_noise` in each weight.
 
-    So less noise pays for larger steps. A step adds noise_stddev / batch, times rate / (1 - momentum).
+    So less noise allows larger steps. A step adds noise_stddev / batch, times rate / (1 - momentum).
     """
     step = release.noise_stddev / release.spec.dataset_size / (1 - MOMENTUM)
     total = step * math.sqrt(release.spec.steps)

@@ -1,4 +1,4 @@
-"""The probe: which class an image shows. Public features, and a linear layer on them that is trained privately."""
+"""The probe, an image classifier: public features and a privately trained linear layer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rapid.nn.groups import group_count
 from rapid.nn.storage import StoredNetwork
 
 SPREAD, FLOOR = -0.25, 0.01
-"""Half-way whitening: the features are scaled by (variance + FLOOR of the largest) to the power SPREAD."""
+"""Partial whitening: the features are scaled by (variance + FLOOR of the largest) to the power SPREAD."""
 CONSTANT = 0.3
 """The last feature is this constant, so that the linear layer needs no bias."""
 
 
 class Probe(StoredNetwork):
-    """Features of images, and the classes that the linear layer sees in them.
+    """Features of images and a linear classifier on them.
 
-    The trunk is trained on the classes of public images; its last maps are projected onto their principal components.
-    A linear layer on such features needs little privacy, because few numbers are trained and their norms are bounded.
-    No layer mixes examples.
+    The trunk is trained on the classes of public images; its last feature maps are projected onto their principal
+    components. A linear layer on such features needs little privacy, because few numbers are trained and their norms
+    are bounded. No layer mixes examples.
 
     Args:
         config: image_channels, image_size, channels, features, public_classes, num_classes (0: not yet trained).
@@ -57,7 +57,7 @@ class Probe(StoredNetwork):
 
     @classmethod
     def build(cls, image: ImageSettings, settings: ProbeSettings, public_classes: int) -> Self:
-        """A new probe of the shape that the settings ask for, without a linear layer."""
+        """A new probe of the configured shape, without a linear layer."""
         return cls(
             {
                 "image_channels": image.channels,
@@ -77,7 +77,7 @@ class Probe(StoredNetwork):
         return model.train(self.training).to(self.mean.device)
 
     def fit_projection(self, mean: Tensor, covariance: Tensor) -> None:
-        """Set the projection onto the first principal components of the trunk's outputs, half-way whitened.
+        """Set the projection onto the first principal components of the trunk's outputs, partially whitened.
 
         Args:
             mean: of the trunk's outputs on public images, (F,).
@@ -102,16 +102,16 @@ class Probe(StoredNetwork):
 
     @torch.no_grad()
     def probabilities(self, images: Tensor) -> Tensor:
-        """Of each class, float (N, num_classes), of images (N, C, H, W) in [-1, 1]."""
+        """Probability of each class, float (N, num_classes), of images (N, C, H, W) in [-1, 1]."""
         found: Tensor = self(images)
         return found.softmax(1)
 
     @torch.no_grad()
     def resemblance(self) -> Tensor:
-        """How much of a class's looks each public class has, (num_classes, public_classes); rows sum to 1.
+        """How much each class resembles each public class, (num_classes, public_classes); rows sum to 1.
 
         From the mean features of the public classes: p(class | mean of l) of every public class l, normalised over l.
-        Public classes without images have no prototype, and no part.
+        Public classes without images have no prototype, and weight 0.
         """
         known = self.prototypes[:, -1] > 0
         likelihood: Tensor = self.head(self.prototypes).softmax(1).T * known

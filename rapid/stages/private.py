@@ -34,7 +34,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What was read and checked before anything is written."""
+    """Inputs that were read and checked before anything is written."""
 
     method: Method[Any]
     settings: MethodSettings
@@ -42,10 +42,10 @@ class _Prepared:
     images: ImageSet
     facts: PublicFacts
     account: str
-    """The data set's account in the ledger; empty on all ranks but the first."""
+    """Identifier of the data set in the ledger; empty on all ranks but the first."""
     budget: Budget
     asked: Json
-    """What was asked for: public facts, ready for JSON."""
+    """The request: public facts only, ready for JSON."""
 
 
 def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
@@ -66,12 +66,12 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     Args:
         base: public bundle; None for a method without a public stage.
         private: private image set; its labels become the classes of the model.
-        out: new folder, or with `resume` one that an earlier run with the same arguments began.
-        settings: those of `base` with the private and generation sections wanted.
+        out: new folder, or with `resume` the folder of an earlier run with the same arguments.
+        settings: those of `base` with the requested private and generation sections.
         epsilon: budget, > 0.
         delta: in (0, 1), default 1 / (N ln N).
         device: where to train.
-        resume: continue with what `out` holds.
+        resume: continue the run in `out`.
         ranks: the processes that share the work; all get the same arguments, and the first one writes `out`.
         ledger: file in which the run is charged before its first step; default: `ledger.default_path`.
 
@@ -88,7 +88,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     ranks.agree("--device", device.type.encode())
     book = Ledger(ledger or default_path()) if ranks.first else None
     mine = ranks.all_or_none(lambda: _prepare(base, private, out, settings, epsilon, delta, device, book))
-    # the first rank's, because another kind of CPU may solve for another last digit
+    # the first rank's budget: calibration on another kind of CPU may differ in the last digit
     budget = ranks.broadcast(mine.budget)
     record = mine.asked | {"budget": budget.model_dump(mode="json")}
     ranks.agree("the settings or --base", json.dumps(record, sort_keys=True).encode())
@@ -146,7 +146,7 @@ def _prepare(
     if public is not None and public.config.method != method.name:
         raise InputError("base", f"was made for {public.config.method}, not for {method.name}", base)
     loaded = load_images(private, "private")
-    # as they are on disk, so that it is the same at every size
+    # hashed as stored on disk, so that the identifier is the same at every image size
     account = ledger.account(loaded.images) if ledger else ""
     images = fit_images(loaded, settings.image, "private")
     facts = PublicFacts.of(images)
@@ -164,7 +164,7 @@ def _prepare(
     budget = _earlier_budget(out, asked)
     if budget is None:
         budget = calibrate(specs, epsilon=epsilon, delta=spent_at, group_size=settings.private.group_size)
-        # now, because it may not be computable, and steps must not be spent for a statement that cannot be made
+        # computed now: if it fails, no steps are spent for a statement that cannot be made
         _ = budget.spent_group
         if ledger is not None and budget.delta > 1 / len(images):
             warnings.warn(
@@ -176,7 +176,7 @@ def _prepare(
 
 
 def _earlier_budget(out: Path, asked: Json) -> Budget | None:
-    """That of an earlier run in the same folder, if the same was asked for."""
+    """The budget of an earlier run in the same folder, if that run had the same request."""
     earlier = RunFolder(out).earlier()
     written = json.loads(json.dumps(asked))
     if earlier is None or any(earlier.get(name) != value for name, value in written.items()):
@@ -185,7 +185,7 @@ def _earlier_budget(out: Path, asked: Json) -> Budget | None:
 
 
 def _part(images: ImageSet, ranks: Ranks) -> ImageSet:
-    """The images of this rank; the others never reach its network."""
+    """The images of this rank; other images never reach its network."""
     own = np.asarray(ranks.part(len(images)), dtype=np.int64)
     labels = None if images.labels is None else images.labels[own]
     return replace(images, images=images.images[own], labels=labels)

@@ -1,4 +1,4 @@
-"""The public stage: public images in, a public bundle out. Nothing of it knows that there will be private images."""
+"""The public stage: public images in, a public bundle out. It does not depend on private images."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def build_public_bundle(
 
     Args:
         paths: public image sets; several are joined and their classes kept apart.
-        out: new folder, or with `resume` one that an earlier run with the same images and settings began.
+        out: new folder, or with `resume` the folder of an earlier run with the same images and settings.
         settings: the public sections are used; the others are recorded as the bundle's defaults.
         device: where to train.
-        resume: continue with what `out` holds.
-        networks: a finished bundle of the same images; components with the same recipe are taken from it.
+        resume: continue the run in `out`.
+        networks: a finished bundle of the same images; components with the same recipe are reused.
 
     Raises:
         InputError: bad images, an `out` that holds something else, `networks` of other images, or a method without a
             public stage.
-        Stopped: a stop was requested; what was done is saved.
+        Stopped: a stop was requested; the state is saved.
     """
     method = find_method(settings.method)
     if not method.has_public_stage:
@@ -49,10 +49,10 @@ def build_public_bundle(
     sets = [fit_images(load_images(path, "public"), settings.image, "public") for path in paths]
     images = join(sets, "public")
     sources = np.repeat(np.arange(len(sets)), [len(part) for part in sets])
-    # random views are drawn from each set alike, so the division into sets matters
+    # augmented images are drawn from each set alike, so the division into sets matters
     fingerprint = f"{images.fingerprint()}-{len(sets)}"
     reuse = None if networks is None else open_reused(networks, fingerprint)
-    # how private training and sampling go is not decided here
+    # settings of private training and sampling are not fixed here
     used = settings.model_dump(mode="json", include={"method", *settings.public_sections})
     manifest = {
         "settings": used,

@@ -12,7 +12,7 @@ Tensors = tuple[Tensor, ...] | list[Tensor]
 def weight_average(network: nn.Module, decay: float) -> AveragedModel:
     """An average whose decay rises to `decay`: min(decay, (1 + n) / (10 + n)) at update n.
 
-    Without the rise the weights of the first step would still have the weight decay^n after n updates. Buffers are
+    Without this rise, the weights of the first step would still count with factor decay^n after n updates. Buffers are
     copied, not averaged.
     """
 

@@ -1,4 +1,4 @@
-"""Training state on disk: written beside and renamed into place, at intervals and when training stops."""
+"""Training state on disk, saved atomically at intervals and when training stops."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Checkpoint:
         except OSError:
             raise
         except Exception as error:
-            # torch raises almost anything for damaged bytes, and in many lines
+            # torch raises many kinds of errors for damaged files, with messages of many lines
             raise RapidError(f"{self.path}: the checkpoint is damaged; remove it to start again") from error
         return state
 

@@ -1,4 +1,4 @@
-"""The one training loop: every network of rapid is trained by it, public and private ones alike."""
+"""The training loop of all networks of rapid, public and private."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from rapid.training.average import weight_average
 from rapid.training.checkpoint import Checkpoint
 
 Backward = Callable[[int], str | None]
-"""Step from 0 -> None: fills `.grad` of the trained parameters; a returned text is shown with the progress."""
+"""Step from 0 -> text to show with the progress, or None; fills `.grad` of the trained parameters."""
 
 
 class Stateful(Protocol):
     """Anything with a state that checkpoints can hold, such as an optimiser."""
 
     def state_dict(self) -> Any:
-        """For a checkpoint."""
+        """The state, for a checkpoint."""
 
     def load_state_dict(self, state_dict: Any) -> Any:
         """Continue from a checkpoint."""
 
 
 class Trainer:
-    """Steps of one training, which can be stopped between any two of them and resumed.
+    """Runs the steps of one training, which can be stopped between any two steps and resumed.
 
-    The state is saved only when a step is whole: `check_stop` is called between steps, never within one. An exception
-    from within a step saves nothing, so the last checkpoint stands.
+    The state is saved only after whole steps: `check_stop` is called between steps, never within one. An exception
+    within a step saves nothing, so the last checkpoint remains.
 
     Args:
         network: its parameters are trained in place.
         optimizer: of the trained parameters.
-        scheduler: of the learning rate; one step of it follows each step of the optimiser.
+        scheduler: of the learning rate; takes one step after each step of the optimiser.
         ema_decay: largest decay of the weight average that `run` leaves in the network; None: no average.
         extra: other parts of the state, by name, such as a GAN's generator and its optimiser.
     """
@@ -83,10 +83,10 @@ class Trainer:
         between_steps: Callable[[int], None] | None = None,
         shown: bool = True,
     ) -> None:
-        """Take the steps that are left of `steps`, then put the averaged weights into the network.
+        """Take the remaining steps up to `steps`, then put the averaged weights into the network.
 
         Args:
-            steps: in all, with those of earlier runs.
+            steps: total number, including those of earlier runs.
             backward: see `Backward`.
             title: shown with the progress.
             checkpoint: where the state is saved; None: nowhere.
@@ -118,7 +118,7 @@ class Trainer:
         self.use_average()
 
     def step(self, backward: Backward, progress: Progress | None = None) -> None:
-        """Take one step; `steps_done` rises when all of it is done."""
+        """Take one step; `steps_done` increases once it is complete."""
         self.optimizer.zero_grad()
         note = backward(self.steps_done)
         self.optimizer.step()
@@ -138,7 +138,7 @@ class Trainer:
 def warmup_cosine(
     optimizer: torch.optim.Optimizer, steps: int, *, warmup_steps: int, final_share: float = 0.0
 ) -> LambdaLR:
-    """A linear rise of the learning rate over `warmup_steps`, then half a cosine down to `final_share` of it."""
+    """Linear warm-up of the learning rate over `warmup_steps`, then half a cosine down to `final_share` of it."""
 
     def share(step: int) -> float:
         if step < warmup_steps:

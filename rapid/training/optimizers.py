@@ -1,4 +1,4 @@
-"""What a private training needs besides its losses: the trained parameters, their optimiser and its learning rate."""
+"""Trained parameters, optimiser and learning rate of a private training."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rapid.training.loop import warmup_cosine
 MOMENTUM = 0.9
 LONGEST_WARMUP = 10
 FINAL_SHARE = 0.1
-"""Of the highest learning rate, in the last step: small steps at the end average the noise."""
+"""Share of the highest learning rate in the last step: small steps at the end average the noise."""
 
 
 def select_trainable(network: nn.Module, patterns: Sequence[str]) -> None:
-    """Let the parameters whose names match a pattern (as in file names: `*attentions*`) be trained, and no others.
+    """Make only those parameters trainable whose names match a pattern (as for file names: `*attentions*`).
 
     Raises:
-        InputError: a pattern that matches nothing.
+        InputError: a pattern matches nothing.
     """
     names = [name for name, _ in network.named_parameters()]
     for pattern in patterns:
@@ -43,6 +43,6 @@ def build_optimizer(network: nn.Module, settings: DpSgdSettings) -> torch.optim.
 
 
 def noisy_schedule(optimizer: torch.optim.Optimizer, steps: int) -> LambdaLR:
-    """The learning rate of noisy gradients: a short linear rise, then half a cosine to a tenth."""
+    """Learning rate for noisy gradients: a short linear warm-up, then half a cosine down to a tenth."""
     warmup = max(1, min(LONGEST_WARMUP, steps // 10))
     return warmup_cosine(optimizer, steps, warmup_steps=warmup, final_share=FINAL_SHARE)

@@ -19,12 +19,12 @@ Loss = Callable[[torch.Generator], Tensor]
 def train(title: str, network: nn.Module, loss: Loss, settings: Training, checkpoint: Checkpoint) -> None:
     """Train `network` in place and leave the averaged weights in it, in evaluation mode.
 
-    The generator of step n is seeded by n, so a resumed run draws what an uninterrupted one would have drawn.
+    The generator of step n is seeded by n, so a resumed run makes the same draws as an uninterrupted run.
 
     Args:
         title: shown with the progress.
         network: its parameters that require gradients are trained.
-        loss: see `Loss`; draws on the CPU generator that it gets.
+        loss: see `Loss`; draws from the CPU generator that it gets.
         settings: steps, learning rate, warm-up, average.
         checkpoint: training continues from its state if there is one.
 

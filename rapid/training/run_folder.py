@@ -1,4 +1,4 @@
-"""The output folder of a long command: begun once, resumed with the same manifest, never mixed with something else."""
+"""The output folder of a long command: begun once, resumed with the same manifest, never mixed with other content."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RunFolder:
                 write_json(file, written)
             elif not resume:
                 raise InputError("out", "holds an earlier run; continue with --resume or give a new folder", out)
-            # the earlier manifest went through JSON, so what it is compared with must too
+            # the earlier manifest went through JSON, so this one must too
             difference = _first_difference(run_folder.earlier(), json.loads(json.dumps(written)))
             if difference is not None:
                 raise InputError(
@@ -66,7 +66,7 @@ class RunFolder:
             yield run_folder
 
     def _begun(self) -> bool:
-        """Whether there is more than a run leaves that was killed before it wrote its manifest."""
+        """Whether the folder holds more than the remains of a run that was killed before it wrote its manifest."""
         if not self.out.exists():
             return False
         if any(path != self._checkpoints for path in self.out.iterdir()):
@@ -77,10 +77,10 @@ class RunFolder:
     def run_name(self) -> str:
         """A random name for the run in this folder, the same when it is resumed here.
 
-        A copy of the folder is another run: what both release is charged twice.
+        A copy of the folder is another run: releases that both make are charged twice.
         """
         file, place = self._checkpoints / RUN, self.out.resolve().stat()
-        # a hash, because the folder may be handed on, and only equality matters
+        # a hash, because the folder may be shared, and only equality matters
         where = f"{self.out.resolve()} {place.st_dev} {place.st_ino}"
         folder = hashlib.sha256(where.encode()).hexdigest()
         try:
@@ -105,7 +105,7 @@ class RunFolder:
         return self._checkpoints / f"{name}.pt"
 
     def discard(self) -> None:
-        """Remove the folder if this run began it: nothing was done, and the command may be given again."""
+        """Remove the folder if this run began it: nothing was done, so the command can be repeated."""
         if self.new:
             shutil.rmtree(self.out)
 
@@ -117,9 +117,9 @@ class RunFolder:
                 path.unlink()
 
     def _sweep(self) -> None:
-        """Remove what killed runs left half-written.
+        """Remove half-written files of killed runs.
 
-        A training state among it belongs to steps that are taken again: it must not be seen beside their result.
+        A training state among them belongs to steps that are taken again, so it must not be seen beside their result.
         """
         for folder in (self.out, self._checkpoints):
             for path in folder.glob(".*.*"):
@@ -128,7 +128,7 @@ class RunFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Exclusive among processes; the system releases the lock when a process ends, however it ends."""
+        """Lock out other processes; the system releases the lock when the process ends, however it ends."""
         self._checkpoints.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self._checkpoints / LOCK, timeout=0, mode=0o600)
         try:
@@ -143,7 +143,7 @@ class RunFolder:
 
 def _first_difference(first: Any, second: Any, name: str = "") -> str | None:
     if isinstance(first, dict) and isinstance(second, dict):
-        # in the order of the second, so that a setting is named before what follows from it
+        # in the order of the second, so that a setting is named before values derived from it
         for key in dict.fromkeys([*second, *first]):
             inner = f"{name}.{key}" if name else key
             if (found := _first_difference(first.get(key), second.get(key), inner)) is not None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Rapid:
-    """See `rapid.methods.base.Method`. Each stage is imported when it runs: the public one never loads the private."""
+    """See `rapid.methods.base.Method`. Stages are imported when they run: the public one never loads the private."""
 
     name = "rapid"
     settings = RapidSettings
@@ -62,13 +62,13 @@ class Rapid:
         return describe_private(settings, base, budget)
 
     def privacy_notes(self, budget: Budget) -> Sequence[str]:
-        """What the overlap check says."""
+        """The note on the overlap check."""
         from rapid.methods.rapid.private_stage import privacy_notes
 
         return privacy_notes(budget)
 
     def trained_parameters(self, settings: RapidSettings, classes: int) -> int:
-        """Those of the denoiser."""
+        """Number of trained parameters of the denoiser."""
         from rapid.methods.rapid.private_stage import trained_parameters
 
         return trained_parameters(settings, classes)

@@ -61,13 +61,13 @@ class RapidGenerator:
     first diffused to that step with fresh noise. With `generation.epsilon_scale` above 1, less than the predicted noise
     is removed (epsilon scaling; Ning et al., ICLR 2024): a denoiser trained with noise predicts too close to the mean,
     and its images vary too little. With `generation.retrieval` = class there is no query: the record is drawn from the
-    public classes that the private probe finds similar to the wanted class (see `ClassRecords`), which is
+    public classes that the private probe finds similar to the requested class (see `ClassRecords`), which is
     post-processing, too.
 
     Args:
         bundle: a public or a private bundle.
-        device: where the networks go.
-        settings: default: the bundle's own.
+        device: where the networks run.
+        settings: of generation; default: the bundle's own.
 
     Attributes:
         bundle: as given.
@@ -152,7 +152,7 @@ class RapidGenerator:
 
     @torch.no_grad()
     def record_images(self, records: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """The public images that knowledge base records stand for: their values, denoised in one step.
+        """The public images that knowledge base records represent: their values, denoised in one step.
 
         Raises:
             InputError: no such record; the field is "record".
@@ -166,7 +166,7 @@ class RapidGenerator:
     def route(self, steps: int | None = None) -> Route:
         """The network calls of an image: an early phase unless there is no query, and the late phase.
 
-        Calls are T // steps timesteps apart, so steps that do not divide T make more of them, and all numbers of steps
+        Calls are T // steps timesteps apart, so numbers of steps that do not divide T give more calls, and all numbers
         with the same spacing share one route.
         """
         stride = max(1, self.max_steps // (steps or self.settings.steps))
@@ -204,7 +204,7 @@ class RapidGenerator:
             noise = self._normal(streams)
             if self._class_records is None:
                 return Initialisation(noise, None)
-            # the noise is drawn here too, although it is not used: a seed keeps its images
+            # the noise is drawn even if it is not used, so that a seed keeps its images
             assert labels is not None
             records = self._class_records.choose(labels, np.stack([stream.random(2) for stream in streams]))
         retrieved = Retrieved(query, records, self._values(records))
@@ -214,7 +214,7 @@ class RapidGenerator:
     def sample(
         self, streams: Streams, labels: NDArray[np.int64] | None, steps: int | None = None
     ) -> tuple[Initialisation, Tensor]:
-        """Sample candidates that take all steps together, and keep what happens on the way: for pictures and tests.
+        """Sample candidates that take all steps together, and keep the intermediate states, for figures and tests.
 
         Args:
             streams: new noise streams of n images.
@@ -262,7 +262,7 @@ class RapidGenerator:
         return torch.from_numpy(normal(streams, self.latent_shape)).to(self.device)
 
     def _portions(self, rows: Tensor) -> Sequence[Tensor]:
-        """Split rows into what the device should decode at a time."""
+        """Split rows into the portions that the device decodes at a time."""
         return rows.split(PORTION) if self.device.type == "cpu" else (rows,)
 
     def _diffuse_to_start(self, values: Tensor, streams: Streams) -> Tensor:
@@ -277,9 +277,9 @@ class RapidGenerator:
         return torch.from_numpy(self._knowledge_base.values(records)).to(self.device)
 
     def _records_by_class(self, probe: Probe | None) -> ClassRecords | None:
-        """Records by class: in a public bundle those of the class itself, else those of similar public classes.
+        """Records by class: in a public bundle from the class itself, else from similar public classes.
 
-        None, which means a query, without classes or without a probe to compare them.
+        None (retrieval by query) without classes, or without a probe to compare them.
         """
         labels = self._knowledge_base.labels
         if self.settings.retrieval != "class" or not self.classes:

@@ -29,7 +29,7 @@ Models = tuple[Autoencoder, Denoiser, TrajectoryEncoder]
 
 
 class KnowledgeBaseRecipe(Recipe):
-    """What the knowledge base is made from, besides the three networks."""
+    """All inputs of the knowledge base, besides the three networks."""
 
     views: int
     augment: AugmentSettings
@@ -52,13 +52,13 @@ def build_knowledge_base(
 ) -> None:
     """Write the knowledge base of D_ref to the new folder `path`, in bounded memory.
 
-    For each view one noise draw eps gives the whole trajectory x_t = sqrt(abar_t) x + sqrt(1 - abar_t) eps: the key is
-    h of the one-step-denoised x_k, the value is x_v of the SAME eps.
+    For each augmented image, one noise draw eps gives the whole trajectory x_t = sqrt(abar_t) x + sqrt(1 - abar_t) eps:
+    the key is h of the one-step-denoised x_k, the value is x_v of the SAME eps.
 
     Args:
-        path: the folder; appears when all is written.
+        path: the folder; appears when it is complete.
         recipe: k, v, the schedule and the index.
-        views: of D_ref.
+        views: augmented images of D_ref.
         labels: of the images of D_ref, int64 (N,), kept beside the records.
         models: autoencoder, denoiser and encoder.
         hashes: content hashes of the three, recorded in the manifest.
@@ -93,7 +93,7 @@ def build_knowledge_base(
 
 
 def public_denoiser_name(bundle: Bundle) -> str:
-    """The component that makes queries and with which the knowledge base was built."""
+    """Name of the denoiser component that makes queries and with which the knowledge base was built."""
     return "public_denoiser" if bundle.config.kind == "private" else "denoiser"
 
 

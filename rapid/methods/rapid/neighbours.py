@@ -1,4 +1,4 @@
-"""Choosing knowledge base records: one of the nearest to a query, or one of a class without a query."""
+"""Choosing knowledge base records: one of the nearest to a query, or, without a query, one of a class."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def choose_neighbours(
 
 
 class ClassRecords:
-    """Draws records for classes: first a public class, in proportion to its likeness, then one of its records.
+    """Draws records for classes: first a public class, in proportion to its similarity, then one of its records.
 
     A class that resembles no public class with records gets any record.
 

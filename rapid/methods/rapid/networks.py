@@ -34,7 +34,7 @@ ENCODE_BATCH = 500
 
 
 class AutoencoderRecipe(Recipe):
-    """What the autoencoder is made from."""
+    """All inputs of the autoencoder."""
 
     image: ImageSettings
     views: int
@@ -43,7 +43,7 @@ class AutoencoderRecipe(Recipe):
 
 
 class DenoiserRecipe(Recipe):
-    """What the public denoiser is made from, besides the autoencoder."""
+    """All inputs of the public denoiser, besides the autoencoder."""
 
     views: int
     augment: AugmentSettings
@@ -53,7 +53,7 @@ class DenoiserRecipe(Recipe):
 
 
 class EncoderRecipe(Recipe):
-    """What the trajectory encoder is made from, besides autoencoder and denoiser."""
+    """All inputs of the trajectory encoder, besides autoencoder and denoiser."""
 
     schedule: ScheduleSettings
     encoder: EncoderSettings
@@ -64,13 +64,14 @@ class EncoderRecipe(Recipe):
 def train_autoencoder(
     recipe: AutoencoderRecipe, views: AugmentedImages, device: torch.device, checkpoint: Checkpoint
 ) -> Autoencoder:
-    """KL autoencoder: squared error plus `kl_weight` times the divergence from N(0, I), both means over elements.
+    """Train the KL autoencoder.
 
-    Its latents are normalised by mean and standard deviation, per channel, over the same views.
+    The loss is the squared error plus `kl_weight` times the divergence from N(0, I), both means over elements. The
+    latents are normalised by mean and standard deviation, per channel, over the same images.
 
     Args:
         recipe: shape and training.
-        views: of D_pre.
+        views: augmented images of D_pre.
         device: where to train.
         checkpoint: of the training state.
     """
@@ -96,7 +97,7 @@ def train_autoencoder(
 def train_denoiser(
     recipe: DenoiserRecipe, latents: Tensor, labels: Tensor, num_classes: int, checkpoint: Checkpoint
 ) -> Denoiser:
-    """Denoiser with the plain loss (Eq. 3) over t in 1..T; labels become the null class at random.
+    """Train the denoiser with the plain loss (Eq. 3) over t in 1..T; labels become the null class at random.
 
     Args:
         recipe: shape and training.
@@ -132,8 +133,10 @@ def train_encoder(
     device: torch.device,
     checkpoint: Checkpoint,
 ) -> TrajectoryEncoder:
-    """Trajectory encoder (Algorithm 1): two views of an image, each diffused to k with its own noise, denoised in one
-    step by the frozen denoiser, must find each other among the views of the other images.
+    """Train the trajectory encoder (Algorithm 1) by InfoNCE.
+
+    Two augmented views of an image, each diffused to k with its own noise and denoised in one step by the frozen
+    denoiser, are a positive pair; the views of the other images are negatives.
 
     Args:
         recipe: shape and training.
@@ -166,7 +169,7 @@ def train_encoder(
 
 @torch.no_grad()
 def encode_views(autoencoder: Autoencoder, views: AugmentedImages) -> Tensor:
-    """Normalised latents of all views, float (len(views), c, h, w).
+    """Normalised latents of all augmented images, float (len(views), c, h, w).
 
     Raises:
         Stopped: a stop was requested.
@@ -182,12 +185,12 @@ def encode_views(autoencoder: Autoencoder, views: AugmentedImages) -> Tensor:
 
 @torch.no_grad()
 def one_step_query(denoiser: Denoiser, schedule: Schedule, latents: Tensor, eps: Tensor, k: int) -> Tensor:
-    """What the encoder sees of latents (N, c, h, w): diffused to k with `eps`, denoised unconditionally in one step."""
+    """Input of the encoder: latents (N, c, h, w) diffused to k with `eps`, denoised unconditionally in one step."""
     t = torch.full((len(latents),), k, device=latents.device)
     x_k = schedule.diffuse(latents, eps, t)
     return schedule.denoise(x_k, denoiser(x_k, t, denoiser.null_labels(len(latents))), t)
 
 
 def _noise(shape: torch.Size, generator: torch.Generator, device: torch.device) -> Tensor:
-    # drawn on the CPU, so that the same step draws the same noise on any device
+    # drawn on the CPU, so that a step draws the same noise on any device
     return torch.randn(shape, generator=generator).to(device)

@@ -1,7 +1,7 @@
 """Per-example losses of the private stage: `rapid` (Eq. 5), and `late` and `ldm`, with which it is compared.
 
-With `private.start` beyond v, the retrieved value is first diffused on to that step with fresh noise, and Eq. 5 is
-taken there: the knowledge base, and so the public stage, need not know where the late steps begin.
+With `private.start` beyond v, the retrieved value is first diffused to that step with fresh noise, and Eq. 5 applies
+there, so the knowledge base and the public stage do not depend on where the late steps begin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rapid.nn import Denoiser, TrajectoryEncoder
 
 
 class Draws(NamedTuple):
-    """What is drawn at random for n examples, before any of them is looked at."""
+    """Random draws for n examples, made before any of them is read."""
 
     t: Tensor
     """Timesteps of the loss, int64 (n,)."""
@@ -32,16 +32,16 @@ class Draws(NamedTuple):
     dropped: Tensor
     """Where the label becomes the null class, bool (n,)."""
     onward: Tensor
-    """Noise that leads retrieved values on from v to where the late steps begin, as eps; (n, 0, 0, 0) if not needed."""
+    """Noise that diffuses retrieved values from v to the first late step, shaped as eps; (n, 0, 0, 0) if not needed."""
     pick: Tensor
-    """Which of the neighbours is taken, float (n,) in [0, 1); (n, 0) if there is no choice."""
+    """Chooses among the neighbours, float (n,) in [0, 1); (n, 0) if there is no choice."""
 
 
 @dataclass(frozen=True)
 class Retriever:
     """Query at step k, retrieve at step v (Algorithm 2). All networks are public and frozen.
 
-    With several `neighbours` the entry is one of these, drawn at random. The paper leaves open how to aggregate them;
+    With several `neighbours`, one of them is drawn at random. The paper leaves open how to aggregate them;
     their mean would not do, because it has less noise than the denoiser is trained for.
     """
 
@@ -54,7 +54,7 @@ class Retriever:
 
     @torch.no_grad()
     def retrieve(self, latents: Tensor, eps: Tensor, pick: Tensor | None = None) -> Tensor:
-        """Values of step v whose keys are nearest to those of latents diffused to k with `eps`; float (n, c, h, w).
+        """Values of step v whose keys are nearest to the keys of latents diffused to k with `eps`; float (n, c, h, w).
 
         `pick`, float (n,) in [0, 1), chooses among the neighbours; None takes the nearest.
         """
@@ -76,8 +76,8 @@ class PrivateObjective:
         settings: objective, k, v, label dropout.
         denoiser: the network that is trained.
         retriever: needed for `rapid`.
-        randomness: of timesteps, noise and label dropout. Privacy rests on it too: another image changes which draws
-            the others meet, so the draws must be as unknown as the noise.
+        randomness: of timesteps, noise and label dropout. Privacy depends on it, too: another image changes which
+            draws the others get, so the draws must be as secret as the noise.
     """
 
     def __init__(

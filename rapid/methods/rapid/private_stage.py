@@ -39,12 +39,12 @@ OBJECTIVES = {
 
 
 def releases(settings: RapidSettings, facts: PublicFacts, base: Bundle | None) -> Sequence[DpSgdSpec | QuerySpec]:
-    """Overlap check, probe and denoiser; the first two only where they are wanted and possible.
+    """Overlap check, probe and denoiser; the first two only if they are enabled and possible.
 
     Args:
         settings: shares of epsilon, steps, batch, clip norms.
         facts: public facts of the private images.
-        base: the public bundle; None before there is one: it is then taken to fit.
+        base: the public bundle; None before it exists: it is then assumed to fit.
 
     Raises:
         InputError: settings that do not fit the base or the images.
@@ -107,7 +107,7 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: RapidSet
 
 
 def describe_private(settings: RapidSettings, base: Bundle | None, budget: Budget) -> Description:
-    """What is to be said of a private bundle."""
+    """Describe a private bundle."""
     assert base is not None
     objective = settings.private.objective
     probe = ", and the linear layer of the probe, which labels what is sampled" if PROBE in budget.names else ""
@@ -122,7 +122,7 @@ def describe_private(settings: RapidSettings, base: Bundle | None, budget: Budge
 
 
 def privacy_notes(budget: Budget) -> Sequence[str]:
-    """What is known about private images among the public ones."""
+    """The note on the overlap check."""
     return [overlap_note(budget)]
 
 
@@ -135,7 +135,7 @@ def trained_parameters(settings: RapidSettings, classes: int) -> int:
 
 
 def _check_base(base: Bundle, settings: RapidSettings, facts: PublicFacts) -> None:
-    """What can only go wrong with a certain base, before anything is spent."""
+    """Check that the base fits the settings, before anything is spent."""
     public = base.component(DENOISER, Denoiser)
     select_trainable(public, settings.private.trainable)
     if settings.private.overlap.share > 0:
@@ -145,13 +145,13 @@ def _check_base(base: Bundle, settings: RapidSettings, facts: PublicFacts) -> No
 
 
 def _copied(base: Bundle) -> dict[str, Component]:
-    """The public parts, which the private bundle takes over so that it is complete in itself."""
+    """The public components, copied so that the private bundle is self-contained."""
     copied: dict[str, Component] = {name: base.stored(name) for name in ("autoencoder", "encoder", KNOWLEDGE_BASE)}
     return copied | {"public_denoiser": base.stored(DENOISER)}
 
 
 def _train_denoiser(access: PrivateAccess, base: Bundle, settings: RapidSettings, probe: Probe | None) -> Denoiser:
-    """Fine-tune the denoiser. Classes start as blends of the public ones that the probe finds similar."""
+    """Fine-tune the denoiser. Class embeddings start as blends of the public classes that the probe finds similar."""
     own, device = settings.private, access.device
     public = base.component(DENOISER, Denoiser)
     denoiser = public.with_classes(len(access.facts.classes)).to(device)

@@ -38,19 +38,19 @@ from rapid.training import Checkpoint
 
 
 def train_public(builder: BundleBuilder, public: PublicImages, settings: RapidSettings) -> Description:
-    """Make all components of a public bundle; what an earlier run has made is not made again.
+    """Make all components of a public bundle; components from an earlier run are not made again.
 
     Args:
-        builder: where they go.
+        builder: collects the components.
         public: the public images.
         settings: the public sections are used.
 
     Raises:
         InputError: too few images, or faiss is missing.
-        Stopped: a stop was requested; what was done is saved.
+        Stopped: a stop was requested; the state is saved.
     """
     try:
-        # now, not after half an hour of training
+        # fail now, not after half an hour of training
         load_faiss()
     except KnowledgeBaseError as error:
         raise InputError("", str(error)) from None
@@ -73,7 +73,7 @@ def train_public(builder: BundleBuilder, public: PublicImages, settings: RapidSe
 
 
 def public_facts(settings: RapidSettings, records: int) -> dict[str, Any]:
-    """What `rapid info` tells of any RAPID bundle."""
+    """Facts that `rapid info` shows of any RAPID bundle."""
     return {
         "latent": list(settings.latent_shape),
         "timesteps": settings.schedule.timesteps,
@@ -86,11 +86,11 @@ def public_facts(settings: RapidSettings, records: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Stage:
-    """What the steps of the stage share.
+    """Inputs shared by the steps of the stage.
 
     Attributes:
-        pre: places of D_pre among the images, int64.
-        reference: places of D_ref.
+        pre: indices of D_pre among the images, int64.
+        reference: indices of D_ref, int64.
     """
 
     builder: BundleBuilder
@@ -106,22 +106,22 @@ class _Stage:
 
     @property
     def images_hash(self) -> str:
-        """Of the images and their split."""
+        """Hash of the images and their split."""
         return f"{self.builder.images}-{self.settings.split.model_dump_json()}"
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """Of all images, int64 (N,); without labels every image has the null class."""
+        """Labels of all images, int64 (N,); without labels every image has the null class."""
         images = self.public.images
         return np.full(len(images), len(images.classes), np.int64) if images.labels is None else images.labels
 
     def views(self, part: NDArray[np.int64], count: int) -> AugmentedImages:
-        """Views of D_pre or D_ref."""
+        """Augmented images of D_pre or D_ref."""
         augment = self.settings.augmentations.augment
         return AugmentedImages(self.public.images.images[part], self.public.sources[part], count, augment, self.device)
 
     def networks(self) -> Models:
-        """The three networks, in the order in which each needs those before."""
+        """Make the three networks; each needs the ones before it."""
         s, make, classes = self.settings, self.builder.make, len(self.public.images.classes)
         shown = self.views(self.pre, s.augmentations.training)
         images, shape = self.images_hash, s.latent_shape
@@ -164,7 +164,7 @@ class _Stage:
         return autoencoder, denoiser, make("encoder", TrajectoryEncoder, encoder_recipe, encoder_from).to(self.device)
 
     def probe(self) -> None:
-        """The features of the probe."""
+        """Make the features of the probe."""
         recipe = ProbeRecipe(images=self.images_hash, image=self.settings.image, probe=self.settings.probe)
 
         def probe_from(state: Checkpoint) -> Probe:
@@ -174,7 +174,7 @@ class _Stage:
         self.builder.make("probe", Probe, recipe, probe_from)
 
     def knowledge_base(self, models: Models, hashes: dict[str, str]) -> None:
-        """The knowledge base of D_ref."""
+        """Make the knowledge base of D_ref."""
         s = self.settings
         recipe = KnowledgeBaseRecipe(
             images=self.images_hash,
@@ -206,7 +206,7 @@ class _Stage:
 
 
 def _about(settings: RapidSettings, accuracy: RetrievalAccuracy | None) -> str:
-    """For the card."""
+    """Text for the model card."""
     text = (
         "D_pre trained the networks, D_ref is in the knowledge base; the split is in `split.npz`. `thumbnails/` holds "
         "a grey\nthumbnail of each image, by which `train-private` sees that no private images are among them.\n\n"

@@ -1,4 +1,4 @@
-"""How often retrieval finds the class of its query: on public images that the knowledge base does not hold."""
+"""How often retrieval finds the class of its query, on public images outside the knowledge base."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RetrievalAccuracy(NamedTuple):
     top5: float
     """Share with their class among the five nearest."""
     chance: float
-    """What drawing a record at random would give for top1."""
+    """Expected top1 if a record were drawn at random."""
 
 
 @torch.no_grad()
@@ -43,7 +43,7 @@ def measure_retrieval(
     knowledge_base: KnowledgeBase,
     device: torch.device,
 ) -> RetrievalAccuracy:
-    """Queries from images of D_pre, each diffused to k with its own noise, as in private training.
+    """Measure retrieval with images of D_pre as queries, each diffused to k with its own noise, as in private training.
 
     Args:
         schedule: on `device`.

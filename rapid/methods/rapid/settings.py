@@ -27,7 +27,7 @@ from rapid.config.sections import (
 
 
 class RetrievalSettings(Section):
-    """The two timesteps of retrieval: the query is made at k, and sampling goes on from the value of v."""
+    """The two timesteps of retrieval: the query is made at k, and sampling continues from the value at v."""
 
     k: int = Field(800, ge=1)
     v: int = Field(200, ge=1)
@@ -40,7 +40,7 @@ class RetrievalSettings(Section):
 
 
 class EncoderSettings(Section):
-    """The trajectory encoder h: one-step-denoised latents of step k to unit vectors, trained by InfoNCE."""
+    """The trajectory encoder h: maps one-step-denoised latents of step k to unit vectors, trained by InfoNCE."""
 
     channels: int = Field(32, ge=1)
     features: int = Field(64, ge=2)
@@ -109,7 +109,7 @@ class RapidSettings(MethodSettings):
     """All settings of a RAPID bundle.
 
     The public sections describe the public stage and are fixed in a public bundle; `private` describes the private
-    stage, `generation` how a bundle is sampled if nothing else is asked for.
+    stage, `generation` the default settings of sampling.
     """
 
     public_sections: ClassVar[tuple[str, ...]] = (
@@ -180,7 +180,7 @@ class RapidSettings(MethodSettings):
 
     @property
     def late_start(self) -> int:
-        """The timestep at which the late steps begin: v, unless `private.start` says otherwise."""
+        """The timestep at which the late steps begin: `private.start` if it is set, or else v."""
         return self.private.start or self.retrieval.v
 
     @property
