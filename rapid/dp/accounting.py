@@ -141,8 +141,8 @@ def _group_loss(noise_multiplier: float, sample_rate: float, group_size: int, in
 def single_noise_multiplier(epsilon: float, delta: float) -> float:
     """The noise multiplier with which one Gaussian release is (epsilon, delta)-DP (Balle and Wang 2018).
 
-    Unlike numerical composition it is accurate for any epsilon, however small. What is released in all is still to be
-    told by an accountant.
+    Unlike numerical composition it is accurate for any epsilon, however small. Report the epsilon of a whole
+    composition by an accountant.
 
     Args:
         epsilon: > 0.

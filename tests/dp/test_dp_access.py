@@ -205,9 +205,9 @@ def test_a_stop_within_a_query_releases_nothing(tmp_path: Path) -> None:
 def test_several_values_an_example_cannot_be_counted(tmp_path: Path) -> None:
     """An image would change the sum by more than 1."""
     access = access_to(tmp_path)
-    with pytest.raises(ValueError, match="one value an example"):
+    with pytest.raises(ValueError, match="one value per example"):
         access.count("many", lambda rows: rows.flatten(1) > 127, access.images)
-    with pytest.raises(ValueError, match="one value an example"):
+    with pytest.raises(ValueError, match="one value per example"):
         access.histogram("classes", 3, lambda labels: labels[:, None].repeat(1, 2), access.labels)
     assert access.steps_taken() == dict.fromkeys(BUDGET.names, 0)
 
@@ -226,7 +226,7 @@ def test_several_values_an_example_cannot_be_counted(tmp_path: Path) -> None:
 )
 def test_a_function_that_mixes_examples_is_refused(tmp_path: Path, mixes: Callable[[Tensor], Tensor]) -> None:
     access = access_to(tmp_path)
-    with pytest.raises(ValueError, match=r"mixes examples|one row an example|more than 1 value per channel"):
+    with pytest.raises(ValueError, match=r"mixes examples|one row per example|more than 1 value per channel"):
         access.map(lambda rows: mixes(pixels(rows)[:, None]), access.images)
 
 
