@@ -24,6 +24,7 @@ import numpy as np
 from dp_accounting import DpEvent
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from opacus.accountants import PRVAccountant, RDPAccountant
+from opacus.accountants.analysis.prv import Domain
 from scipy.stats import binom
 
 from rapid.dp.events import compose, poisson_gaussian_steps
@@ -216,6 +217,21 @@ class _Prv(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
         return _prv(self.history, target_delta)
 
 
+class _PrvAccountant(PRVAccountant):  # type: ignore[misc]
+    """Opacus' PRV, but the size of its domain is bounded by RDP at integer orders.
+
+    Opacus takes a hundred fractional orders for it, which is two thirds of the time. The domain is slightly larger.
+    """
+
+    def _get_domain(self, prvs: Any, num_self_compositions: list[int], eps_error: float, delta_error: float) -> Domain:
+        # Gopi et al., remark 5.6, with Opacus' margin of 3
+        steps = sum(num_self_compositions)
+        each = [_rdp([(*row[:2], 1)], delta_error / (8 * steps), INTEGER_ORDERS) for row in self.history]
+        size = max(_rdp(self.history, delta_error / 4, INTEGER_ORDERS), *each, eps_error) + 3
+        mesh = eps_error / math.sqrt(steps * math.log(12 / delta_error) / 2)
+        return Domain.create_aligned(-size, size, mesh)
+
+
 class _Rdp(_Prv):
     """Opacus' RDP at integer orders, the bound that PRV starts from."""
 
@@ -234,7 +250,7 @@ def _prv_of_rows(history: tuple[tuple[float, float, int], ...], delta: float) ->
         return math.inf
     if not history:
         return 0.0
-    accountant = PRVAccountant()
+    accountant = _PrvAccountant()
     accountant.history = list(history)
     rough = _rdp(history, delta, INTEGER_ORDERS)
     # the numerical error is part of the bound: small against epsilon itself, but not so small for large ones that time
