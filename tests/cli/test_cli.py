@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pkgutil
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests_process import Program
 from tests_support import TINY
 
 from rapid.bundle import Bundle
@@ -144,7 +144,7 @@ def test_other_commands_are_not_distributed(
 
 
 def test_a_large_delta_is_warned_of(paths: Paths) -> None:
-    process = start([part.format(**paths) for part in (TRAIN + " --delta 0.02").split()])
+    process = Program(*[part.format(**paths) for part in (TRAIN + " --delta 0.02").split()])
     _, errors = process.communicate(timeout=90)
     assert process.returncode == 0
     assert "rapid: warning: --delta 0.02 is more than 1/N" in errors
@@ -253,20 +253,6 @@ def test_a_field_is_shown_as_the_user_gave_it(field: str, shown: str) -> None:
     assert flag(field) == shown
 
 
-def start(arguments: list[str]) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "rapid", *arguments]
-    # a shell starts background jobs with SIGINT ignored, and children inherit that but no handler
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    return subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-
-
 def tiny(*more: str) -> list[str]:
     return [part for override in [*TINY, *more] for part in ("--set", override)]
 
@@ -283,7 +269,7 @@ def test_build_kb_is_stopped_and_resumed(tmp_path: Path, letters: Path, number: 
     out = tmp_path / "out"
     arguments = ["build-kb", "--public", str(letters), "--out", str(out), "--preset", "demo"]
     arguments += tiny("autoencoder.training.steps=300", "denoiser.training.steps=40")
-    process = start(arguments)
+    process = Program(*arguments)
     # the first network is done, so the second is under way or about to be
     wait_for(out / "autoencoder")
     process.send_signal(number)
@@ -293,7 +279,7 @@ def test_build_kb_is_stopped_and_resumed(tmp_path: Path, letters: Path, number: 
     assert "Traceback" not in errors
     assert not (out / "config.json").exists()
     weights = (out / "autoencoder" / "diffusion_pytorch_model.safetensors").stat().st_mtime_ns
-    again = start([*arguments, "--resume"])
+    again = Program(*arguments, "--resume")
     output, errors = again.communicate(timeout=90)
     assert again.returncode == 0, errors
     assert "18 entries" in output
@@ -327,8 +313,7 @@ def test_train_private_is_stopped_and_resumed(tmp_path: Path, public_bundle: Pat
     out = tmp_path / "out"
     arguments = ["train-private", "--base", str(public_bundle), "--private", str(digits), "--epsilon", "8"]
     arguments += ["--out", str(out), "--set", "private.steps=60"]
-    process = start(arguments)
-    assert process.stderr is not None
+    process = Program(*arguments)
     # the bar appears before the first step, and ends its line long after
     shown = ""
     while "denoiser" not in shown:
@@ -339,16 +324,16 @@ def test_train_private_is_stopped_and_resumed(tmp_path: Path, public_bundle: Pat
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert not (out / "privacy.json").exists()
-    refused = start(arguments)
+    refused = Program(*arguments)
     assert "--resume" in refused.communicate(timeout=60)[1]
     assert refused.returncode == 2
-    again = start([*arguments, "--resume"])
+    again = Program(*arguments, "--resume")
     output, errors = again.communicate(timeout=90)
     assert again.returncode == 0, errors
     assert "differentially private" in output
     statement = json.loads((out / "privacy.json").read_text())
     assert statement["steps"] == 60
     assert statement["epsilon"] <= 8
-    once_more = start([*arguments, "--resume"])
+    once_more = Program(*arguments, "--resume")
     once_more.communicate(timeout=60)
     assert once_more.returncode == 0

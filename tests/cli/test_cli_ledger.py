@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+from tests_process import Program, run
 
 from rapid.cli import main
 from rapid.dp.events import poisson_gaussian_steps
@@ -23,15 +23,8 @@ def ledger(tmp_path: Path) -> Path:
     return tmp_path / "book" / "ledger.jsonl"
 
 
-def rapid(*arguments: object, ledger: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rapid", *map(str, arguments)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "RAPID_LEDGER": str(ledger)},
-    )
+def rapid(*arguments: object, ledger: Path) -> CompletedProcess[str]:
+    return run(*arguments, env=os.environ | {"RAPID_LEDGER": str(ledger)})
 
 
 def last(stderr: str) -> str:
@@ -93,11 +86,9 @@ def test_a_second_run_beyond_the_limit_is_refused(
 def test_a_stopped_run_is_charged_for_its_steps(
     tmp_path: Path, ledger: Path, public_bundle: Path, digits: Path
 ) -> None:
-    command = [sys.executable, "-m", "rapid", "train-private", "--base", str(public_bundle), "--private", str(digits)]
-    command += ["--epsilon", "1", "--out", str(tmp_path / "out"), "--set", "private.steps=4000"]
-    command += ["--set", "private.checkpoint_seconds=0", "--delta", "1e-4"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAPID_LEDGER": str(ledger)}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    command = ["train-private", "--base", public_bundle, "--private", digits, "--epsilon", 1, "--delta", 1e-4]
+    command += ["--out", tmp_path / "out", "--set", "private.steps=4000", "--set", "private.checkpoint_seconds=0"]
+    process = Program(*command, env=os.environ | {"RAPID_LEDGER": str(ledger)})
     state = tmp_path / "out" / "checkpoints" / "denoiser.pt"
     deadline = time.monotonic() + 100
     while not state.exists() and time.monotonic() < deadline:

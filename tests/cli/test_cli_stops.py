@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import torch
+from tests_process import Program
 from tests_support import TINY
 
 from rapid.bundle import Bundle
@@ -20,36 +19,29 @@ STEPS = 120
 MANY = [f"autoencoder.training.steps={STEPS}", f"denoiser.training.steps={STEPS}", "private.steps=60"]
 
 
-class Program:
-    """`python -m rapid` in a process."""
+class Watched(Program):
+    """The command with settings, whose progress is read while it runs."""
 
-    def __init__(self, *arguments: str | Path, settings: list[str]) -> None:
-        command = [sys.executable, "-m", "rapid", *map(str, arguments)]
-        command += [word for setting in settings for word in ("--set", setting)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    def __init__(self, *arguments: object, settings: list[str]) -> None:
+        super().__init__(*arguments, *[word for setting in settings for word in ("--set", setting)])
         self.shown = ""
 
     def wait_for(self, text: str) -> None:
         """Read what it shows until there is `text`, such as the first progress bar of a training."""
-        assert self._process.stderr is not None
         while text not in self.shown:
-            more = os.read(self._process.stderr.fileno(), 1 << 16).decode(errors="replace")
+            more = os.read(self.stderr.fileno(), 1 << 16).decode(errors="replace")
             assert more, f"{text!r} never came: {self.shown}"
             self.shown += more
 
-    def running(self) -> bool:
-        return self._process.poll() is None
-
-    def stop(self, number: signal.Signals) -> int:
+    def stop(self, number: signal.Signals) -> int | None:
         """Send a signal and return the exit code."""
-        self._process.send_signal(number)
+        self.send_signal(number)
         return self.end()
 
-    def end(self) -> int:
+    def end(self) -> int | None:
         """The exit code."""
-        self.shown += self._process.communicate(timeout=120)[1].decode(errors="replace")
-        return self._process.returncode
+        self.shown += self.communicate()[1]
+        return self.returncode
 
 
 def steps_in(out: Path, name: str) -> int:
@@ -60,7 +52,7 @@ def test_build_kb_is_stopped_and_resumed(tmp_path: Path, letters: Path) -> None:
     out = tmp_path / "out"
     command = ["build-kb", "--public", letters, "--out", out, "--preset", "demo"]
     settings = [*TINY, *MANY[:2]]
-    first = Program(*command, settings=settings)
+    first = Watched(*command, settings=settings)
     first.wait_for(f"0/{STEPS}")
     assert first.stop(signal.SIGINT) == 130
     assert "stopping after this step (again: at once)" in first.shown
@@ -69,13 +61,13 @@ def test_build_kb_is_stopped_and_resumed(tmp_path: Path, letters: Path) -> None:
     done = steps_in(out, "autoencoder")
     assert 0 <= done < STEPS
     assert not (out / "config.json").exists()
-    second = Program(*command, "--resume", settings=settings)
+    second = Watched(*command, "--resume", settings=settings)
     second.wait_for("denoiser")
     # it went on where it had stopped
     assert f"{done}/{STEPS}" in second.shown
     assert second.stop(signal.SIGTERM) == 130
     assert 0 <= steps_in(out, "denoiser") < STEPS
-    third = Program(*command, "--resume", settings=settings)
+    third = Watched(*command, "--resume", settings=settings)
     assert third.end() == 0
     assert Bundle.open(out, "out", "public").config.kind == "public"
     assert not list((out / "checkpoints").glob("*.pt"))
@@ -87,10 +79,10 @@ def test_train_private_is_stopped_charged_and_resumed(tmp_path: Path, public_bun
     settings = [*[setting for setting in TINY if setting.startswith(("private", "generation"))], MANY[2]]
     # saved often, so that it can be seen how far it is
     settings.append("private.checkpoint_seconds=0.1")
-    program = Program(*command, "--ledger", ledger, settings=settings)
+    program = Watched(*command, "--ledger", ledger, settings=settings)
     program.wait_for("denoiser")
     while not (out / "checkpoints" / "denoiser.pt").exists() or steps_in(out, "denoiser") == 0:
-        assert program.running()
+        assert program.poll() is None
         time.sleep(0.02)
     assert program.stop(signal.SIGINT) == 130
     assert "--resume to continue" in program.shown
@@ -101,7 +93,7 @@ def test_train_private_is_stopped_charged_and_resumed(tmp_path: Path, public_bun
     assert last.kind == "settle"
     assert [release.name for release in last.releases] == ["overlap", "probe", "denoiser"]
     assert f'"count": {taken}' in json.dumps(last.releases[-1].event)
-    assert Program(*command, "--ledger", ledger, "--resume", settings=settings).end() == 0
+    assert Watched(*command, "--ledger", ledger, "--resume", settings=settings).end() == 0
     bundle = Bundle.open(out, "out", "private")
     assert bundle.privacy is not None
     assert bundle.privacy["steps"] == 60
@@ -113,9 +105,9 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, letters: Path) -> None:
     """Both come before it is through with its step, or the second one finds it on its way out."""
     out = tmp_path / "out"
     settings = [*TINY, *MANY[:2], "autoencoder.training.batch_size=20000"]
-    program = Program("build-kb", "--public", letters, "--out", out, "--preset", "demo", settings=settings)
+    program = Watched("build-kb", "--public", letters, "--out", out, "--preset", "demo", settings=settings)
     program.wait_for(f"0/{STEPS}")
-    program._process.send_signal(signal.SIGTERM)
+    program.send_signal(signal.SIGTERM)
     program.wait_for("stopping after this step")
     assert program.stop(signal.SIGTERM) == 130
     assert "--resume" not in program.shown

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution
+from tests_process import run
 
 from rapid.bundle import Bundle, Thumbnails
 from rapid.config.sections import ImageSettings
@@ -142,23 +140,12 @@ def test_the_refusal_follows_from_the_noisy_count_alone(
     assert {part.split(":")[0].strip() for part in shown} == {"overlap"}
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rapid", "train-private", *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
 def test_private_images_that_are_public_are_refused_once_and_for_all(
     tmp_path: Path, public_bundle: Path, letters: Path
 ) -> None:
     out = tmp_path / "out"
     arguments = ["--base", str(public_bundle), "--private", str(letters), "--epsilon", "20", "--out", str(out)]
-    first = run(*arguments)
+    first = run("train-private", *arguments)
     assert first.returncode == 3, first.stderr
     (message,) = [line for line in first.stderr.splitlines() if line.startswith("rapid: ")]
     assert "--private and --base overlap" in message
@@ -168,13 +155,13 @@ def test_private_images_that_are_public_are_refused_once_and_for_all(
     assert sorted(p.name for p in out.iterdir()) == ["checkpoints"]
     files = {p: p.read_bytes() for p in (out / "checkpoints").iterdir()}
     assert {p.name for p in files} == {"manifest.json", "overlap.pt", "run.json", "lock"}
-    again = run(*arguments, "--resume")
+    again = run("train-private", *arguments, "--resume")
     assert again.returncode == 3
     assert message in again.stderr.splitlines()
     assert not any(line.startswith("overlap") for line in again.stderr.splitlines())
     assert {p: p.read_bytes() for p in (out / "checkpoints").iterdir()} == files
     # with less noise than the run was begun with
-    other = run(*arguments, "--resume", "--set", "private.overlap.share=0.2")
+    other = run("train-private", *arguments, "--resume", "--set", "private.overlap.share=0.2")
     assert other.returncode == 2
     assert "the earlier run differs in 'settings.private.overlap.share'" in other.stderr
 

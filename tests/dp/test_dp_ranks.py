@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from tests_process import Program
 
 from rapid.bundle import Bundle
 from rapid.dp import PublicFacts, Ranks, calibrate, default_delta
@@ -39,11 +41,25 @@ def load_program() -> ModuleType:
     return module
 
 
-def torchrun(*arguments: str) -> subprocess.Popen[str]:
+def free_port() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+        return str(free.getsockname()[1])
+
+
+def on_two_ranks(*arguments: str) -> list[CompletedProcess[str]]:
+    """The ends of two processes that are started as torchrun does it; for tests that do not need its launcher."""
+    place = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    programs = [Program(*arguments[2:], env=place | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
+    told = [program.communicate(180) for program in programs]
+    return [
+        CompletedProcess(program.arguments, program.wait(), *texts)
+        for program, texts in zip(programs, told, strict=True)
+    ]
+
+
+def torchrun(*arguments: str) -> subprocess.Popen[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
     return subprocess.Popen(
         [*launcher, *arguments],
         stdout=subprocess.PIPE,
@@ -159,27 +175,23 @@ def test_a_single_image_on_two_ranks(tmp_path: Path, public_bundle: Path, digits
     with np.load(digits) as archive:
         np.savez(tmp_path / "one.npz", images=archive["images"][:1], labels=np.zeros(1, np.int64))
     out = tmp_path / "out"
-    process = torchrun(*arguments(public_bundle, tmp_path / "one.npz", out, "--set", "private.expected_batch=1"))
-    _, errors = process.communicate(timeout=180)
-    assert process.returncode == 0, errors
+    ends = on_two_ranks(*arguments(public_bundle, tmp_path / "one.npz", out, "--set", "private.expected_batch=1"))
+    assert [end.returncode for end in ends] == [0, 0], ends
     assert json.loads((out / "privacy.json").read_text())["dataset_size"] == 1
 
 
 def test_bad_input_is_said_once(tmp_path: Path, public_bundle: Path) -> None:
-    process = torchrun(*arguments(public_bundle, tmp_path / "none", tmp_path / "out"))
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode != 0
-    assert errors.count("does not exist; give a folder of images") == 1
+    ends = on_two_ranks(*arguments(public_bundle, tmp_path / "none", tmp_path / "out"))
+    assert [end.returncode for end in ends] == [2, 2]
+    assert sum(end.stderr.count("does not exist; give a folder of images") for end in ends) == 1
     assert not (tmp_path / "out").exists()
 
 
 def test_an_overlap_is_refused_once(tmp_path: Path, public_bundle: Path, letters: Path) -> None:
     out = tmp_path / "out"
-    process = torchrun(*arguments(public_bundle, letters, out, "--set", "private.overlap.share=0.5"))
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode != 0
-    assert errors.count("--private and --base overlap") == 1
-    assert "exitcode  : 3" in errors
+    ends = on_two_ranks(*arguments(public_bundle, letters, out, "--set", "private.overlap.share=0.5"))
+    assert [end.returncode for end in ends] == [3, 3]
+    assert sum(end.stderr.count("--private and --base overlap") for end in ends) == 1
     assert sorted(p.name for p in out.iterdir()) == ["checkpoints"]
 
 

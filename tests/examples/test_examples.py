@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tests_process
 from PIL import Image
 from tests_support import TINY
 
@@ -19,9 +17,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def run(name: str, *arguments: object, **environment: str) -> str:
     """What an example prints; it must end well and complain of nothing."""
-    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *map(str, arguments)]
-    own = os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    done = subprocess.run(command, capture_output=True, text=True, env=own, timeout=300, check=False)
+    own = os.environ | {"PYTHONWARNINGS": "error"} | environment
+    done = tests_process.run(*arguments, script=EXAMPLES / name, env=own, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -38,9 +35,8 @@ def test_own_images_and_their_ledger(letters: Path, digits: Path, tmp_path: Path
     ledger = str(tmp_path / "ledger.jsonl")
     overrides = [word for one in TINY for word in ("--set", one)]
     arguments = ["--public", letters, "--private", digits, "--epsilon", 8, "--count", 12, "--out", tmp_path / "run"]
-    command = [sys.executable, str(EXAMPLES / "own_images.py"), *map(str, arguments), *overrides]
-    own = os.environ | {"OMP_NUM_THREADS": "1", "RAPID_LEDGER": ledger}
-    done = subprocess.run(command, capture_output=True, text=True, env=own, timeout=300, check=False)
+    own = os.environ | {"RAPID_LEDGER": ledger}
+    done = tests_process.run(*arguments, *overrides, script=EXAMPLES / "own_images.py", env=own, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "differentially private" in done.stdout
     assert np.load(tmp_path / "run" / "synthetic.npz")["images"].shape == (12, 32, 32)
@@ -72,16 +68,10 @@ def test_read_ledger_without_a_ledger(tmp_path: Path) -> None:
 
 
 def test_client(private_bundle: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rapid", "serve", "--model", str(private_bundle), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-        try:
-            assert server.stdout is not None
-            found = re.search(r"http://\S+", server.stdout.readline())
-            assert found is not None
-            told = run("client.py", "--url", found[0], "--count", 3, "--labels", "1,7", "--seed", 2, "--out", tmp_path)
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.communicate(timeout=60)
+    with tests_process.Program("serve", "--model", private_bundle, "--port", 0) as server:
+        found = re.search(r"http://\S+", server.stdout.readline())
+        assert found is not None
+        told = run("client.py", "--url", found[0], "--count", 3, "--labels", "1,7", "--seed", 2, "--out", tmp_path)
     assert "3 images of private (epsilon 9.99" in told
     names = sorted(path.name for path in tmp_path.glob("*.png"))
     assert names == ["000-1.png", "001-7.png", "002-1.png"]

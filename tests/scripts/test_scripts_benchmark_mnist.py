@@ -13,8 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tests_process
 
 ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "benchmark_mnist.py"
 SETS = ("letters", "devanagari", "mnist-train", "mnist-test")
 
 
@@ -23,14 +25,13 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
-def command(data: Path, folder: Path, *arguments: str) -> list[str]:
-    own = [sys.executable, str(ROOT / "scripts" / "benchmark_mnist.py"), "--data", str(data)]
-    return [*own, "--out", str(folder / "runs"), "--report", str(folder / "report"), *arguments]
+def options(data: Path, folder: Path, *arguments: str) -> list[str]:
+    own = ["--data", str(data), "--out", str(folder / "runs"), "--report", str(folder / "report")]
+    return [*own, *arguments]
 
 
 def run(data: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    words = command(data, folder, *arguments)
-    return subprocess.run(words, env=environment(), capture_output=True, text=True, check=False, timeout=120)
+    return tests_process.run(*options(data, folder, *arguments), env=environment(), script=SCRIPT)
 
 
 @pytest.fixture
@@ -143,7 +144,7 @@ def test_ctrl_c_lets_the_command_save_what_it_has(data: Path, tmp_path: Path, le
         shutil.copy(letters, data / f"{name}.npz")
     # a shell starts background jobs with SIGINT ignored, and children inherit that but no handler
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    words = command(data, tmp_path, "--epsilons", "1")
+    words = [sys.executable, str(SCRIPT), *options(data, tmp_path, "--epsilons", "1")]
     with subprocess.Popen(
         words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +15,13 @@ import httpx
 import pytest
 from rapid_server.run import listen, serve
 from rapid_server.settings import ServerSettings
+from tests_process import Program, run
 
 from rapid.errors import InputError
 
 
-def command(bundle: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "rapid", "serve", "--model", str(bundle), "--device", "cpu", *options]
+def command(bundle: Path, port: int) -> list[object]:
+    return ["serve", "--model", bundle, "--device", "cpu", "--port", port]
 
 
 def settings(bundle: Path, port: int) -> ServerSettings:
@@ -30,19 +29,13 @@ def settings(bundle: Path, port: int) -> ServerSettings:
 
 
 @contextmanager
-def process(bundle: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+def process(bundle: Path) -> Iterator[tuple[Program, str, str]]:
     """A server process, the line that it printed, and its address."""
-    with subprocess.Popen(
-        command(bundle, "--port", "0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as server:
-        try:
-            assert server.stdout is not None
-            line = server.stdout.readline()
-            found = re.search(r"http://\S+", line)
-            assert found, server.communicate()
-            yield server, line, found.group()
-        finally:
-            server.kill()
+    with Program(*command(bundle, 0)) as server:
+        line = server.stdout.readline()
+        found = re.search(r"http://\S+", line)
+        assert found, server.communicate()
+        yield server, line, found.group()
 
 
 def until_ready(url: str) -> None:
@@ -111,9 +104,7 @@ def test_one_that_never_ends_its_request_is_let_go(private_bundle: Path) -> None
 def test_port_in_use(private_bundle: Path) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        done = subprocess.run(
-            command(private_bundle, "--port", str(port)), capture_output=True, text=True, check=False, timeout=60
-        )
+        done = run(*command(private_bundle, port))
     assert done.returncode == 2
     assert f"--port {port}: in use on 127.0.0.1; choose another" in done.stderr
     assert "Traceback" not in done.stderr

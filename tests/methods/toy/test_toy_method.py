@@ -6,14 +6,14 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import httpx
 import numpy as np
 import pytest
+from tests_process import Program, run
 
 from rapid.data import sample_path
 
@@ -35,9 +35,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "RAPID_LEDGER": str(ledger), "OMP_NUM_THREADS": "1"}
 
 
-def rapid(environment: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rapid", *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+def rapid(environment: dict[str, str], *arguments: object) -> CompletedProcess[str]:
+    return run(*arguments, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +98,8 @@ def test_info_evaluate_and_ledger_know_it(
 
 
 def test_it_is_served(environment: dict[str, str], model: Path) -> None:
-    command = [sys.executable, "-m", "rapid", "serve", "--model", str(model), "--port", "0"]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as server:
+    with Program("serve", "--model", model, "--port", 0, env=environment) as server:
         try:
-            assert server.stdout is not None
             found = re.search(r"http://\S+", server.stdout.readline())
             assert found is not None
             with httpx.Client(base_url=found[0], timeout=60) as client:
@@ -127,12 +122,13 @@ def test_a_killed_run_is_resumed_and_charged_once(environment: dict[str, str], d
     own = environment | {"RAPID_LEDGER": str(tmp_path / "ledger.jsonl")}
     out = tmp_path / "model"
     arguments = ["train-private", "--method", "class-means", "--private", digits, "--epsilon", 2, "--out", out]
-    child = subprocess.Popen([sys.executable, "-m", "rapid", *map(str, arguments)], env=own, stderr=subprocess.DEVNULL)
+    child = Program(*arguments, env=own)
     record = out / "checkpoints" / "means.pt"
     while not record.exists() and child.poll() is None:
         time.sleep(0.0005)
     child.kill()
     child.wait()
+    child.close()
     before = json.loads(rapid(own, "ledger", "show", "--json").stdout)["datasets"][0]
     resumed = rapid(own, *arguments, "--resume")
     assert resumed.returncode == 0, resumed.stderr
