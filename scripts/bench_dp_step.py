@@ -110,14 +110,14 @@ def rapid(case: Case, *, noise: bool, autocast: bool = False) -> Engine:
         total = mechanism._clipped_sum(indices)
         if noise:
             mechanism._add_noise(total)
-        return total.div_(batch)
+        return total.div_(batch).float()
 
     def split(total: Tensor) -> list[Tensor]:
         return [g.view_as(p) for g, p in zip(total.split(sizes), mechanism.parameters, strict=True)]
 
     return Engine(
         lambda: _apply(adam, mechanism.parameters, split(flat())),
-        lambda: split(mechanism._clipped_sum(indices).div_(batch)),
+        lambda: split(mechanism._clipped_sum(indices).div_(batch).float()),
     )
 
 

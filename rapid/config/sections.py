@@ -126,7 +126,7 @@ class PrivateProbeSettings(Section):
 
     share: float = Field(0.4, ge=0, lt=1, description="of epsilon that it would spend by itself; 0: no probe")
     steps: int = Field(500, ge=1)
-    clip_norm: float = Field(0.1, gt=0)
+    clip_norm: float = Field(0.1, ge=1e-8)
     weight_noise: float = Field(
         2.0, gt=0, description="standard deviation that the noise of all steps gives a weight: sets the learning rate"
     )
@@ -153,7 +153,7 @@ class DpSgdSettings(PrivateSettings):
 
     expected_batch: int = Field(1024, ge=1)
     steps: int = Field(500, ge=1)
-    clip_norm: float = Field(1.0, gt=0)
+    clip_norm: float = Field(1.0, ge=1e-8)
     learning_rate: float = Field(1e-3, gt=0)
     ema_decay: float = Field(0.99, ge=0, lt=1)
     trainable: tuple[str, ...] = Field(("*",), description="patterns of the parameter names that are trained")
@@ -163,7 +163,7 @@ class DpSgdSettings(PrivateSettings):
     )
     physical_batch: int = Field(256, ge=1, description="draws in memory at a time: never changes what is released")
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of the network's forward and backward pass; clipped sums and noise are float32"
+        "float32", description="of the network's forward and backward pass; clipped sums and noise are float64"
     )
 
 

@@ -28,7 +28,8 @@ class PrivateMechanism:
     Formal guarantee: all results of `gradient` together, at most `spec.steps`, are described by `release.event()`:
     each call is the Gaussian mechanism with sensitivity clip_norm and standard deviation noise_multiplier * clip_norm
     on a Poisson sample of rate sample_rate. Everything that `losses` does with an example (retrieval included) happens
-    before the clipping. The guarantee holds for any number of ranks: independent samples of the ranks' parts form a
+    before the clipping. Sums are float64; the noisy sum is rounded to a public grid (see `rapid.dp.noise`), and only
+    then it becomes float32. The guarantee holds for any number of ranks: independent samples of the ranks' parts form a
     sample of the whole, the sums add up, and each element of the sum gets its noise from exactly one rank.
 
     | case                     | what happens                                              |
@@ -42,7 +43,7 @@ class PrivateMechanism:
         network: parameters that require gradients at construction are trained; the same on all ranks.
         losses: see `Losses`; its indices are positions in this rank's part, `ranks.part(dataset_size)`.
         physical_batch: losses in memory at a time; never changes what is released.
-        autocast: run the network in bfloat16; norms, sums and noise stay float32.
+        autocast: run the network in bfloat16; norms, sums and noise stay float64.
         steps_taken: steps of an earlier run that this one resumes.
         ranks: the processes that share the work.
         randomness: of batches and noise, by default the stream cipher.
@@ -98,9 +99,12 @@ class PrivateMechanism:
             raise PrivacyRefused(f"all {self._spec.steps} planned steps are taken; another would exceed the budget")
         self._steps_taken += 1
         total = self._clipped_sum(self._draw_batch())
-        self._add_noise(total)
+        # the whole sum first: it is rounded together with its noise
         self._ranks.all_reduce(total)
-        return self._split(total.div_(self._spec.expected_batch))
+        self._add_noise(total)
+        # exact: each number is zero on all ranks but one
+        self._ranks.all_reduce(total)
+        return self._split(total.div_(self._spec.expected_batch).float())
 
     def _draw_batch(self) -> Tensor:
         """Poisson sample of this rank's part: each position independently with probability sample_rate; int64 (n,)."""
@@ -115,14 +119,14 @@ class PrivateMechanism:
             indices: int64 (n,), on the CPU.
 
         Returns:
-            float32, all parameters in one vector.
+            float64, all parameters in one vector.
         """
         total: list[Tensor] = []
 
         def sums() -> list[Tensor]:
             if not total:
                 size = sum(p.numel() for p in self.parameters)
-                total.append(torch.zeros(size, dtype=torch.float32, device=self._device))
+                total.append(torch.zeros(size, dtype=torch.float64, device=self._device))
             return self._split(total[0])
 
         draws, clip_norm = self._spec.multiplicity, self._spec.clip_norm
@@ -139,9 +143,12 @@ class PrivateMechanism:
         return total[0]
 
     def _add_noise(self, total: Tensor) -> None:
-        """Add this rank's share of the noise, in place: the sum is cut into one part of about equal size per rank."""
-        share = total.tensor_split(self._ranks.count)[self._ranks.rank]
-        self._randomness.add_normal(share, self.release.noise_stddev)
+        """Add noise to this rank's share of the sum, in place, and set the rest to zero: one share for each rank."""
+        shares = total.tensor_split(self._ranks.count)
+        self._randomness.add_noise(shares[self._ranks.rank], self.release.noise_stddev)
+        for rank, share in enumerate(shares):
+            if rank != self._ranks.rank:
+                share.zero_()
 
     def _run(self, indices: Tensor) -> Tensor:
         # without autocast's cache each use of a weight appears in the graph, where the book-keeper counts it

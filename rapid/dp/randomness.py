@@ -1,8 +1,7 @@
 """The randomness that privacy rests on: a stream cipher keyed by the operating system.
 
-ChaCha20 (from `cryptography`) under a key of 32 bytes from `os.urandom` gives uniform 64-bit words. Gaussians come from
-them by the Box-Muller transform in float64, rounded to float32. With 53-bit uniforms the largest value is 8.6; the tail
-beyond has mass 1e-17. The key is never stored, so no noise can be drawn twice, not even by resuming a run.
+ChaCha20 (from `cryptography`) under a key of 32 bytes from `os.urandom` gives uniform 64-bit words, from which
+`rapid.dp.noise` makes noise. The key is never stored, so no noise can be drawn twice, not even by resuming a run.
 
 `DeviceRandomness` is faster on a GPU; its docstring describes the trade-off.
 """
@@ -17,13 +16,14 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
+from rapid.dp.noise import add_noise, round_to_grid
+
 NOISE_SOURCES = {
-    "chacha20": "ChaCha20 keyed by the operating system (os.urandom), Gaussian by Box-Muller in float64",
-    "device": "generator of the device (torch.randn), not cryptographic, seeded by the operating system (os.urandom)",
+    "chacha20": "ChaCha20 keyed by the operating system (os.urandom), sums with noise rounded exactly to a public grid",
+    "device": "generator of the device (torch.randn), not cryptographic, seeded by the operating system (os.urandom); "
+    "sums with noise are rounded to a public grid",
 }
 """The choices of `private.noise_source`, in the words of the privacy statement."""
-CHUNK = 1 << 18
-"""Numbers generated at a time, so that intermediate results stay in the cache."""
 
 
 class ByteStream(Protocol):
@@ -46,7 +46,7 @@ class SystemStream:
 
 
 class Randomness:
-    """Uniform and Gaussian numbers from a byte stream.
+    """Uniform and Gaussian numbers, and noise, from a byte stream.
 
     Args:
         stream: source of bytes; anything but the default is for tests only.
@@ -57,21 +57,23 @@ class Randomness:
     def __init__(self, stream: ByteStream | None = None) -> None:
         self._stream = stream or SystemStream()
 
+    def words(self, count: int) -> Tensor:
+        """int64 (count,), all bits uniform."""
+        if count == 0:
+            return torch.zeros(0, dtype=torch.int64)
+        return torch.frombuffer(bytearray(self._stream(8 * count)), dtype=torch.int64)
+
     def uniform(self, count: int) -> Tensor:
         """float64 (count,), multiples of 2^-53 in (0, 1]."""
-        if count == 0:
-            return torch.zeros(0, dtype=torch.float64)
-        words = torch.frombuffer(bytearray(self._stream(8 * count)), dtype=torch.int64)
-        bits = (words >> 11).bitwise_and_((1 << 53) - 1)
+        bits = (self.words(count) >> 11).bitwise_and_((1 << 53) - 1)
         return bits.double().add_(1).mul_(2.0**-53)
 
-    def add_normal(self, target: Tensor, scale: float) -> None:
-        """Add independent Gaussians of mean 0 and standard deviation `scale` to float32 (n,), in place."""
-        for part in target.split(CHUNK):
-            part.add_(self.normal(len(part)).to(part.device), alpha=scale)
+    def add_noise(self, total: Tensor, stddev: float) -> None:
+        """Add Gaussian noise to float64 (n,), in place, and round to the grid; see `rapid.dp.noise.add_noise`."""
+        add_noise(total, stddev, self.words)
 
     def normal(self, count: int) -> Tensor:
-        """float32 (count,), standard normal, on the CPU."""
+        """float32 (count,), standard normal, on the CPU: for draws within losses, not for noise."""
         half = (count + 1) // 2
         u = self.uniform(2 * half)
         radius = u[:half].log_().mul_(-2).sqrt_()
@@ -80,12 +82,13 @@ class Randomness:
 
 
 class DeviceRandomness(Randomness):
-    """Gaussians from torch's own generator on the device of the target.
+    """Noise from torch's own generator on the device of the sum.
 
     For GPUs: their generator is Philox, seeded with 64 bits from `os.urandom`. It is not a cipher: an adversary who
-    knows all images but one and sees every step might in principle recover its state. Privacy statements name the
-    source. The CPU's generator keeps only 32 bits of its seed, which is too few. Poisson batches and the draws of
-    losses still come from the stream cipher.
+    knows all images but one and sees every step might in principle recover its state. Its Gaussians are float64 with
+    gaps of their own; the grid hides most of them, not provably all. Privacy statements name the source. The CPU's
+    generator keeps only 32 bits of its seed, which is too few. Poisson batches and the draws of losses still come from
+    the stream cipher.
     """
 
     source = "device"
@@ -94,14 +97,15 @@ class DeviceRandomness(Randomness):
         super().__init__()
         self._generators: dict[torch.device, torch.Generator] = {}
 
-    def add_normal(self, target: Tensor, scale: float) -> None:
+    def add_noise(self, total: Tensor, stddev: float) -> None:
         """See `Randomness`."""
-        generator = self._generators.get(target.device)
+        generator = self._generators.get(total.device)
         if generator is None:
-            generator = torch.Generator(target.device)
+            generator = torch.Generator(total.device)
             generator.manual_seed(int.from_bytes(os.urandom(8), "little", signed=True))
-            self._generators[target.device] = generator
-        target.add_(torch.randn(target.shape, generator=generator, device=target.device), alpha=scale)
+            self._generators[total.device] = generator
+        noise = torch.randn(total.shape, dtype=total.dtype, generator=generator, device=total.device)
+        round_to_grid(total.add_(noise, alpha=stddev), stddev)
 
 
 def randomness_for(source: str) -> Randomness:

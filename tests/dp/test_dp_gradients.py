@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from rapid.dp.gradients import BookKeeper, UnsupportedLayer
-from rapid.dp.gradients.forms import NORM_MARGIN
+from rapid.dp.gradients.forms import ROUNDING_MARGIN
 from rapid.methods import load_settings
 from rapid.nn import Denoiser
 
@@ -233,7 +233,7 @@ def test_gradient_checkpointing() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(scale=st.floats(-3, 3), clip_norm=st.floats(1e-2, 1e2))
-def test_bfloat16_is_clipped_and_summed_in_float32(scale: float, clip_norm: float) -> None:
+def test_bfloat16_is_clipped_and_summed_in_more(scale: float, clip_norm: float) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.SiLU(), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(128, 3))
     x = torch.randn(5, 2, 4, 4) * 10**scale
@@ -245,10 +245,10 @@ def test_bfloat16_is_clipped_and_summed_in_float32(scale: float, clip_norm: floa
     keeper = BookKeeper(model)
     for number in range(5):
         sums, norms = keeper.clipped_sum(lambda n=number: losses(slice(n, n + 1)), 1, clip_norm)
-        assert all(part.dtype == torch.float32 for part in sums)
+        assert all(part.dtype == torch.float64 for part in sums)
         total = torch.cat([part.double().flatten() for part in sums]).norm().item()
         assert total <= clip_norm
-        assert total == pytest.approx(min(clip_norm, norms.item()), rel=1e-3)
+        assert total == pytest.approx(min(clip_norm / (1 + ROUNDING_MARGIN), norms.item()), rel=1e-3)
     exact, _ = keeper.clipped_sum(lambda: model(x).square().sum(1), 5, clip_norm)
     rough, _ = keeper.clipped_sum(losses, 5, clip_norm)
     gap, whole = (torch.cat([p.flatten() for p in parts]).norm() for parts in (_minus(exact, rough), exact))
@@ -309,7 +309,7 @@ def test_one_example_never_adds_more_than_clip_norm(scale: float, clip_norm: flo
     sums, _ = BookKeeper(model).clipped_sum(lambda: model(x).square().sum(1), 1, clip_norm)
     norm = torch.cat([part.double().flatten() for part in sums]).norm().item()
     assert norm <= clip_norm
-    assert norm == 0 or norm < 1.1 * clip_norm / (1 + NORM_MARGIN)
+    assert norm == 0 or norm < 1.1 * clip_norm / (1 + ROUNDING_MARGIN)
 
 
 @pytest.mark.parametrize(
@@ -389,4 +389,4 @@ def test_opacus_gradients_are_wrong_here_and_ours_are_not() -> None:
     assert len(wrong) >= len(names) // 2
     for (name, _), mine in zip(unet.named_parameters(), ours, strict=True):
         if name in names:
-            torch.testing.assert_close(mine, truth[name], rtol=1e-3, atol=1e-3 * truth[name].abs().max().item())
+            torch.testing.assert_close(mine.float(), truth[name], rtol=1e-3, atol=1e-3 * truth[name].abs().max().item())

@@ -11,7 +11,8 @@ import pytest
 import torch
 from scipy import stats
 
-from rapid.dp.randomness import CHUNK, Randomness, SystemStream
+from rapid.dp.noise import CHUNK
+from rapid.dp.randomness import Randomness, SystemStream
 
 
 def test_uniforms() -> None:
@@ -46,10 +47,10 @@ def test_no_two_streams_are_alike() -> None:
     assert stream(32) != stream(32)
 
 
-def test_normals_have_the_right_tails() -> None:
+def test_noise_has_the_right_tails() -> None:
     """Counts in bins out to 4.8 standard deviations, by chi-square, over several chunks."""
-    total = torch.zeros(3_000_000)
-    Randomness().add_normal(total, 2.0)
+    total = torch.zeros(3_000_000, dtype=torch.float64)
+    Randomness().add_noise(total, 2.0)
     edges = np.array([-np.inf, -4.6, -4, -3.5, -3, -2, -1, -0.1, 0, 0.1, 1, 2, 3, 3.5, 4, 4.6, np.inf])
     counts = np.array([((total / 2 > a) & (total / 2 <= b)).sum().item() for a, b in pairwise(edges)])
     expected = len(total) * np.diff(stats.norm.cdf(edges))
@@ -57,8 +58,8 @@ def test_normals_have_the_right_tails() -> None:
 
 
 def test_chunks_are_independent() -> None:
-    first = torch.zeros(2 * CHUNK)
-    Randomness().add_normal(first, 1.0)
+    first = torch.zeros(2 * CHUNK, dtype=torch.float64)
+    Randomness().add_noise(first, 1.0)
     assert abs(stats.pearsonr(first[:CHUNK].numpy(), first[CHUNK:].numpy()).statistic) < 5 / CHUNK**0.5
 
 

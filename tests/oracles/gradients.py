@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from rapid.dp.gradients.forms import ROUNDING_MARGIN
+
 
 def clipped_sum(
     parameters: list[nn.Parameter], loss_of: Callable[[slice], Tensor], count: int, clip_norm: float
@@ -24,5 +26,5 @@ def clipped_sum(
         norm = torch.sqrt(sum((g.square().sum() for g in gradient), torch.zeros((), dtype=torch.float64)))
         norms.append(norm)
         for total, g in zip(sums, gradient, strict=True):
-            total += g * min(1.0, clip_norm / max(norm.item(), 1e-300))
+            total += g * min(1.0, clip_norm / (1 + ROUNDING_MARGIN) / max(norm.item(), 1e-300))
     return sums, torch.stack(norms) if norms else torch.zeros(0, dtype=torch.float64)

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from rapid.dp.gradients.calls import Call, Layer, tensors_of
 from rapid.dp.gradients.fallback import Recorded, gradients_alone
-from rapid.dp.gradients.forms import Direct, Factors, Gradient, in_full_precision
+from rapid.dp.gradients.forms import Direct, Factors, Gradient
 from rapid.dp.gradients.graph import uses
 from rapid.dp.gradients.registry import RULES, UnsupportedLayer
 
@@ -41,13 +41,13 @@ class BookKeeper:
 
     Formal guarantee: if loss i depends on example i alone, and row i of the inputs and outputs of every trained layer
     belongs to loss i (a network that permutes its rows breaks this, unseen), the result changes by at most `clip_norm`
-    in l2 norm when one example is added or removed. The rules must be exact. Gradients whose squares underflow in
-    float32 (norms of about 1e-19 times the norm of their factors) are taken for zero.
+    in l2 norm when one example is added or removed. The rules must be exact. Rounding is covered by
+    `forms.ROUNDING_MARGIN`: norms and sums are float64, products within a layer are at least float32.
 
     | case                                    | what happens                                         |
     |-----------------------------------------|------------------------------------------------------|
     | gradient of norm 0                      | adds 0                                               |
-    | norm <= clip_norm                       | added as it is, but for margins of rounding          |
+    | norm <= clip_norm / (1 + margin)        | added as it is                                       |
     | any element or the norm not finite      | the example counts as zero                           |
     | no examples                             | zeros; the network is not called                     |
     | batch normalisation, even frozen        | UnsupportedLayer, before anything is computed        |
@@ -78,8 +78,8 @@ class BookKeeper:
         _warn_of_slow(self._layers.values())
 
     def zeros(self) -> list[Tensor]:
-        """Zeros for sums, one tensor for each of `self.parameters`, at least float32."""
-        return [torch.zeros_like(in_full_precision(p.detach())) for p in self.parameters]
+        """Zeros for sums, one float64 tensor for each of `self.parameters`."""
+        return [torch.zeros_like(p, dtype=torch.float64, requires_grad=False) for p in self.parameters]
 
     def clipped_sum(
         self, losses: Losses, count: int, clip_norm: float, *, multiplicity: int = 1, into: Sums | None = None
@@ -94,11 +94,12 @@ class BookKeeper:
             into: sums to add to; new ones by default.
 
         Returns:
-            The sums, and the norms before clipping, float (N,), which are private: they must not leave the mechanism.
+            The sums, float64, and the norms before clipping, float64 (N,), which are private: they must not leave the
+            mechanism.
         """
         into = into or self.zeros
         if count == 0:
-            return into(), in_full_precision(self.parameters[0].detach()).new_zeros(0)
+            return into(), self.parameters[0].detach().new_zeros(0, dtype=torch.float64)
         gradients = self._gradients(losses, count, multiplicity, multiplicity)
         total = into()
         parts = dict(zip(self.parameters, total, strict=True))
@@ -126,7 +127,7 @@ class BookKeeper:
             into: sums to add to.
 
         Returns:
-            The norm before clipping, float (1,), private.
+            The norm before clipping, float64 (1,), private.
         """
         mean = self.zeros()
         for losses, draws in parts:

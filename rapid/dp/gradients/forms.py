@@ -19,8 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-NORM_MARGIN = 1e-5
-"""Norms are taken this much (relatively) too large, so that float32 rounding cannot lift a clipped gradient over C."""
+ROUNDING_MARGIN = 2.0**-8
+"""Share of the clip norm that is set aside for float32 rounding: gradients are clipped to C / (1 + ROUNDING_MARGIN).
+
+It covers rounding in the norms, in the sums, and in gradients that vary in their last bits with the batch in which they
+are computed. See "Finite precision" in docs/guarantee.md for what it is compared with.
+"""
+PIECE = 32
+"""Examples whose convolutions and matrix products are summed in float32; everything else is summed in float64."""
 CANCELLATION = 16
 """Rounding errors, in machine epsilons, by which the norm of a ghost is raised (see `_inner`).
 
@@ -38,25 +44,28 @@ class Factors:
     """Weight of each example's gradient in the sum: min(1, clip_norm / norm), or 0 where the norm is not finite.
 
     Args:
-        norms: float (N,).
+        norms: float64 (N,).
         clip_norm: C.
+
+    Attributes:
+        values: the weights, float64 (N,).
     """
 
     def __init__(self, norms: Tensor, clip_norm: float) -> None:
         finite = torch.isfinite(norms)
-        values = (clip_norm / (norms * (1 + NORM_MARGIN))).clamp(max=1)
+        values = (clip_norm / (norms * (1 + ROUNDING_MARGIN))).clamp(max=1)
         self.values = torch.where(finite, values, 0)
         self._dropped = (~finite).nonzero().flatten()
 
     @classmethod
     def ones(cls, like: Tensor) -> Self:
         """Factors that leave a single example as it is; the caller must check the norm of the result."""
-        return cls(like.new_zeros(1), 1.0)
+        return cls(like.new_zeros(1, dtype=torch.float64), 1.0)
 
     def scaled(self, rows: Tensor) -> Tensor:
         """Rows (N * K, ...) times the factor of their example, as a new tensor; exactly 0 where that is 0."""
         by_example = rows.reshape(len(self.values), -1)
-        return (by_example * self.values[:, None]).index_fill_(0, self._dropped, 0).view(rows.shape)
+        return (by_example * self.values[:, None].to(rows.dtype)).index_fill_(0, self._dropped, 0).view(rows.shape)
 
     def kept(self, rows: Tensor) -> Tensor:
         """Rows (N * K, ...) as they are, but exactly 0 where the factor is 0."""
@@ -65,9 +74,14 @@ class Factors:
         return rows.reshape(len(self.values), -1).index_fill(0, self._dropped, 0).view(rows.shape)
 
     def combine(self, gradients: Tensor) -> Tensor:
-        """sum_i factor_i gradients_i of (N, ...); sets gradients that are not finite to 0 in place."""
+        """sum_i factor_i gradients_i of (N, ...), float64; sets gradients that are not finite to 0 in place."""
         rows = gradients.flatten(1).index_fill_(0, self._dropped, 0)
-        return (self.values @ rows).view(gradients.shape[1:])
+        total = rows.new_zeros(rows.shape[1], dtype=torch.float64)
+        # a piece in float64 should stay in the cache
+        size = max(1, CHUNK // max(1, rows.shape[1]))
+        for part, values in zip(rows.split(size), self.values.split(size), strict=True):
+            total.addmv_(part.double().T, values)
+        return total.view(gradients.shape[1:])
 
 
 class Gradient(ABC):
@@ -75,11 +89,11 @@ class Gradient(ABC):
 
     @abstractmethod
     def norms_squared(self) -> Tensor:
-        """Float (N,), an upper bound, above the true value by rounding margins only."""
+        """float64 (N,), an upper bound, above the true value by rounding margins only."""
 
     @abstractmethod
     def weighted_sum(self, factors: Factors) -> Tensor:
-        """sum_i factor_i gradient_i in the parameter's shape."""
+        """sum_i factor_i gradient_i in the parameter's shape, float64."""
 
     @abstractmethod
     def instantiate(self) -> Direct:
@@ -94,7 +108,7 @@ class Direct(Gradient):
 
     def norms_squared(self) -> Tensor:
         """See `Gradient`."""
-        norms: Tensor = torch.linalg.vector_norm(self.gradients.flatten(1), dim=1)
+        norms: Tensor = torch.linalg.vector_norm(self.gradients.flatten(1), dim=1, dtype=torch.float64)
         return norms.square()
 
     def weighted_sum(self, factors: Factors) -> Tensor:
@@ -126,13 +140,21 @@ class MatrixGhost(Gradient):
         """See `Gradient`."""
         a, g = in_full_precision(self.inputs), in_full_precision(self.output_grads)
         if a.shape[1] == 1:
-            return (a.square().sum(2) * g.square().sum(2)).flatten()
+            norms = [torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64) for rows in (a, g)]
+            squared: Tensor = (norms[0] * norms[1]).square()
+            return squared.flatten()
         return _inner(a @ a.mT, g @ g.mT)
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
         a, g = in_full_precision(self.inputs), in_full_precision(self.output_grads)
-        return factors.scaled(g).flatten(0, 1).T @ factors.kept(a).flatten(0, 1)
+        g, a = factors.scaled(g), factors.kept(a)
+        if a.shape[1] == 1:
+            return g.flatten(0, 1).T.double() @ a.flatten(0, 1).double()
+        total = g.new_zeros(g.shape[2], a.shape[2], dtype=torch.float64)
+        for grads, inputs in zip(g.split(PIECE), a.split(PIECE), strict=True):
+            total += grads.flatten(0, 1).T @ inputs.flatten(0, 1)
+        return total
 
     def instantiate(self) -> Direct:
         """See `Gradient`."""
@@ -161,7 +183,7 @@ class RowsGhost(Gradient):
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
-        g = factors.scaled(in_full_precision(self.output_grads)).flatten(0, 1)
+        g = factors.scaled(self.output_grads.double()).flatten(0, 1)
         return g.new_zeros(self.table, g.shape[1]).index_add_(0, self.indices.flatten(), g)
 
     def instantiate(self) -> Direct:
@@ -207,8 +229,11 @@ class ConvolutionGhost(Gradient):
         weight = layer.weight.detach().to(inputs.dtype)
         only_weight = (False, True, False)
         args = (layer.stride, self.padding, layer.dilation, False, (0, 0), layer.groups, only_weight)
-        found: Tensor = torch.ops.aten.convolution_backward(scaled, inputs, weight, None, *args)[1]
-        return found
+        total = torch.zeros_like(weight, dtype=torch.float64, memory_format=torch.contiguous_format)
+        rows = PIECE * (len(inputs) // self.count)
+        for grads, images in zip(scaled.split(rows), inputs.split(rows), strict=True):
+            total += torch.ops.aten.convolution_backward(grads, images, weight, None, *args)[1]
+        return total
 
     def instantiate(self) -> Direct:
         """See `Gradient`."""
@@ -308,15 +333,15 @@ def _span(offset: int, stride: int, inputs: int, outputs: int) -> tuple[slice, s
 
 
 def _inner(first: Tensor, second: Tensor, count: int | None = None) -> Tensor:
-    """<first_i, second_i> for Gram matrices (N * groups, P, P), plus a bound on the rounding error; float (N,).
+    """<first_i, second_i> for Gram matrices (N * groups, P, P), plus a bound on the rounding error; float64 (N,).
 
     The terms may cancel until the sum is smaller than its rounding error, and with too small a norm an example would be
     clipped too little. With b_t = |a_t| |g_t| the terms sum to at most (sum_t b_t)^2, to which the bound is
     proportional.
     """
     products = first * second
-    inner = products.flatten(1).sum(1).clamp_(min=0)
-    lengths = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt().sum(1)
+    inner = products.flatten(1).sum(1, dtype=torch.float64).clamp_(min=0)
+    lengths = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt().sum(1, dtype=torch.float64)
     bound = inner.addcmul_(lengths, lengths, value=CANCELLATION * torch.finfo(first.dtype).eps)
     return bound if count is None else bound.view(count, -1).sum(1)
 
