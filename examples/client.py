@@ -36,9 +36,7 @@ def main() -> None:
     for number, (image, label) in enumerate(zip(answer["images"], answer["labels"], strict=True)):
         (options.out / f"{number:03d}-{label}.png").write_bytes(base64.b64decode(image))
     privacy = answer["privacy"]
-    claim = (
-        "public images alone" if privacy is None else f"epsilon {privacy['epsilon']} at delta {privacy['delta']:.2g}"
-    )
+    claim = "public images alone" if privacy is None else f"epsilon {privacy['epsilon']} at delta {privacy['delta']}"
     print(f"{options.out}: {options.count} images of {answer['model']} ({claim}), seed {answer['seed']}")
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from rapid.data import load_images, sample_path, to_unit_range
 from rapid.dp import DpSgdSpec, PrivateMechanism, calibrate
+from rapid.rounding import rounded_up
 
 
 def main() -> None:
@@ -45,7 +46,7 @@ def main() -> None:
 
     # these test digits are open data; with private ones this number would need a release of its own
     accuracy = (network(x[train:]).argmax(1) == y[train:]).float().mean()
-    print(f"epsilon {budget.spent:.3f} at delta {budget.delta:g}, accuracy {accuracy:.1%}")
+    print(f"epsilon {rounded_up(budget.spent, 4)} at delta {rounded_up(budget.delta)}, accuracy {accuracy:.1%}")
 
 
 if __name__ == "__main__":

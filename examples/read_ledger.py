@@ -9,6 +9,7 @@ from pathlib import Path
 from rapid.dp.accounting import prv_epsilon
 from rapid.dp.ledger import Ledger, default_path
 from rapid.dp.spending import balances
+from rapid.rounding import as_typed, rounded_up
 
 
 def main() -> None:
@@ -20,12 +21,13 @@ def main() -> None:
         print(f"{options.ledger}: there is no ledger, so nothing was spent")
         return
     for found in balances(Ledger(options.ledger).entries()):
-        limit = f"of {found.limit.epsilon:g}" if found.limit else "without a limit"
-        print(f"data set {found.dataset}: epsilon {found.epsilon:.4g} {limit} at delta {found.delta:.2g}")
+        limit = f"of {as_typed(found.limit.epsilon)}" if found.limit else "without a limit"
+        spent = f"epsilon {rounded_up(found.epsilon, 4)} {limit} at delta {rounded_up(found.delta)}"
+        print(f"data set {found.dataset}: {spent}")
         for run in found.runs:
             for release in run.releases:
-                alone = prv_epsilon([release.dp_event], found.delta)
-                print(f"  run {run.run}, {run.kind}: {release.name or 'unnamed'} alone has epsilon {alone:.4g}")
+                alone = rounded_up(prv_epsilon([release.dp_event], found.delta), 4)
+                print(f"  run {run.run}, {run.kind}: {release.name or 'unnamed'} alone has epsilon {alone}")
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ class KnowledgeBaseWriter:
         if self._broken:
             raise KnowledgeBaseError(f"{self._path}: not written, because an append failed half-way: build it again")
         if not self.size:
-            raise KnowledgeBaseError(f"{self._path}: not written, because no entries were appended")
+            raise KnowledgeBaseError(f"{self._path}: not written, because no records were appended")
         for file in self._files or ():
             file.finish()
         self._keys.write(self._partial / KEYS)

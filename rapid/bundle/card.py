@@ -5,24 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from rapid.bundle.format import BundleConfig
+from rapid.rounding import rounded_down, rounded_up
 
 
 def privacy_in_words(statement: dict[str, Any]) -> str:
     """The content of `privacy.json` as a few sentences."""
-    epsilon, delta = statement["epsilon"], statement["delta"]
+    epsilon, delta = rounded_up(statement["epsilon"]), rounded_up(statement["delta"])
     group = statement.get("group")
     people = (
-        f" For a person with {group['size']} images, all of them together, epsilon is {group['epsilon']:.3g} at the "
-        f"same delta; accountant: {group['accountant']}."
+        f" For a person with {group['size']} images, all of them together, epsilon is "
+        f"{rounded_up(group['epsilon'])} at the same delta; accountant: {group['accountant']}."
         if group
         else ""
     )
     notes = "".join(f" {note}" for note in statement.get("notes", []))
     return (
-        f"The model is ({epsilon:.3g}, {delta:.2g})-differentially private with respect to the "
+        f"The model is ({epsilon}, {delta})-differentially private with respect to the "
         f"{statement['dataset_size']:,} private images: whether any one image was among them changes the probability "
-        f"of every possible outcome by a factor of at most e^{epsilon:.3g}, except for a probability of "
-        f"{delta:.2g}. This holds for the model and for all its outputs, however many. "
+        f"of every possible outcome by a factor of at most e^{epsilon}, except for a probability of "
+        f"{delta}. This holds for the model and for all its outputs, however many. "
         f"Adjacency: {statement['adjacency']}; unit: {statement['unit']}; accountant: {statement['accountant']}."
         f"{people}{notes} "
         "The number of private images and the list of classes count as public. Choosing settings by looking at the "
@@ -66,7 +67,7 @@ def private_card(config: BundleConfig, statement: dict[str, Any], about: str) ->
 
 | | |
 |---|---|
-| epsilon, delta | {statement["epsilon"]}, {statement["delta"]:.3g} (RDP: {statement["epsilon_rdp"]}) |
+| epsilon, delta | {statement["epsilon"]}, {rounded_up(statement["delta"])} (RDP: {statement["epsilon_rdp"]}) |
 {rows}
 | noise | {statement["noise_source"]} |
 | made | {statement["created"]}, rapid {config.rapid}, method {config.method} |
@@ -85,6 +86,6 @@ def _row(release: dict[str, Any]) -> str:
     """Table row of one release."""
     steps = f", {release['steps']} steps" if release["steps"] > 1 else ", once"
     return (
-        f"| {release['name']} | {release['title']}: noise_multiplier {release['noise_multiplier']:.4g}, "
-        f"sample_rate {release['sample_rate']:.4g}{steps}, clip_norm {release['clip_norm']:g} |"
+        f"| {release['name']} | {release['title']}: noise_multiplier {rounded_down(release['noise_multiplier'], 4)}, "
+        f"sample_rate {rounded_up(release['sample_rate'], 4)}{steps}, clip_norm {release['clip_norm']:g} |"
     )

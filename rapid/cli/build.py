@@ -19,7 +19,7 @@ def build_kb(options: argparse.Namespace) -> None:
         options.public, options.out, settings, device, resume=options.resume, networks=options.networks
     )
     held = bundle.config.facts.get("knowledge_base", {}).get("entries")
-    print(f"public bundle: {bundle.path}" + (f" ({held:,} entries in the knowledge base)" if held else ""))
+    print(f"public bundle: {bundle.path}" + (f" ({held:,} records in the knowledge base)" if held else ""))
     print(f"next: rapid train-private --base {bundle.path} --private PATH --epsilon 1 --out DIR")
 
 

@@ -18,6 +18,7 @@ from rapid.methods import load_settings
 from rapid.methods.rapid.generator import RapidGenerator
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.pictures import Pixels, table
+from rapid.rounding import as_typed, rounded_up
 from rapid.runtime import choose_device
 from rapid.sampling.generate import generate
 from rapid.sampling.streams import make_streams
@@ -49,7 +50,7 @@ def run_demo(out: Path, device: torch.device, settings: RapidSettings | None = N
     chosen = settings or load_settings("demo")
     print(f"1/3 public stage: handwritten letters -> {out / 'public'}", flush=True)
     public = build_public_bundle([sample_path("letters")], out / "public", chosen, device, resume=True)
-    print(f"2/3 private stage: handwritten digits, epsilon {EPSILON:g} -> {out / 'private'}", flush=True)
+    print(f"2/3 private stage: handwritten digits, epsilon {as_typed(EPSILON)} -> {out / 'private'}", flush=True)
     private = train_private_bundle(
         public.path,
         sample_path("digits"),
@@ -103,7 +104,8 @@ def neighbours_picture(generator: RapidGenerator, count: int = QUERIES, seed: in
 def _title(bundle: Bundle) -> str:
     if bundle.privacy is None:
         return "public model (no private training)"
-    return f"synthetic, epsilon = {bundle.privacy['epsilon']:.3g}, delta = {bundle.privacy['delta']:.2g}"
+    epsilon, delta = rounded_up(bundle.privacy["epsilon"]), rounded_up(bundle.privacy["delta"])
+    return f"synthetic, epsilon = {epsilon}, delta = {delta}"
 
 
 def _write_picture(path: Path, picture: Pixels) -> None:

@@ -40,6 +40,7 @@ def _plan(subparsers: Subparsers) -> None:
     size = plan.add_mutually_exclusive_group(required=True)
     size.add_argument("--size", type=int, metavar="N", help="number of private images")
     size.add_argument("--private", type=Path, metavar="PATH", help="private images, to be counted")
+    _private_set(plan)
     plan.add_argument("--epsilon", type=float, action="append", metavar="E", help="may be repeated; default: 1 and 10")
     _delta(plan)
     several = "may be repeated; default: values that keep the number of gradient computations"
@@ -57,6 +58,7 @@ def _train_private(subparsers: Subparsers) -> None:
         "--base", type=Path, metavar="DIR", help="public bundle made by build-kb, if the method has one"
     )
     private.add_argument("--private", type=Path, required=True, metavar="PATH", help="private images")
+    _private_set(private)
     private.add_argument("--epsilon", type=float, required=True, metavar="E", help="privacy budget, such as 1 or 10")
     _delta(private)
     _output(private)
@@ -146,20 +148,26 @@ def _ledger(subparsers: Subparsers) -> None:
     limit.add_argument("--epsilon", type=float, required=True, metavar="E")
     limit.add_argument("--delta", type=float, required=True, metavar="D")
     verify = _command(actions, "verify", "ledger:verify", "check that no line of the ledger was altered")
+    for action in (show, limit):
+        _show_paths(action)
     for action in (show, limit, verify):
         _ledger_file(action)
 
 
 def _audit(subparsers: Subparsers) -> None:
-    audit = _command(subparsers, "audit", "audit:audit", "measure a lower bound on epsilon by training on canaries")
+    words = "test noise, sensitivity and sampling of each step, and bound epsilon from below by training on canaries"
+    audit = _command(subparsers, "audit", "audit:audit", words)
     audit.add_argument("--epsilon", type=float, required=True, metavar="E", help="the claim to test")
     audit.add_argument("--delta", type=float, default=1e-5, metavar="D")
     audit.add_argument("--canaries", type=int, default=1000, metavar="M")
     audit.add_argument("--steps", type=int, default=50, metavar="S")
     audit.add_argument("--sample-rate", type=float, default=0.25, metavar="Q")
     audit.add_argument("--confidence", type=float, default=0.95, metavar="P")
+    audit.add_argument("--base", type=Path, metavar="DIR", help="public bundle: audit the training of its networks")
+    strict = "exit with 1 if the canaries are too few for the game to refute the claim"
+    audit.add_argument("--require-conclusive", action="store_true", help=strict)
     _json(audit)
-    _settings(audit, default_preset="demo")
+    _settings(audit, default_preset=None, shown="demo, or that of --base")
 
 
 def _demo(subparsers: Subparsers) -> None:
@@ -177,6 +185,19 @@ def _command(subparsers: Subparsers, name: str, run: str, description: str) -> a
 
 def _delta(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delta", type=float, metavar="D", help="default: 1 / (N ln N) for N images")
+
+
+def _private_set(parser: argparse.ArgumentParser) -> None:
+    words = (
+        "classes of --private: names, a file with a name a line, or a folder with a sub-folder a class; default: its "
+    )
+    words += "sub-folders (which may be empty) or its array 'classes'"
+    parser.add_argument("--classes", metavar="a,b,c|FILE", help=words)
+    _show_paths(parser)
+
+
+def _show_paths(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--show-paths", action="store_true", help="name private files in error messages")
 
 
 def _output(parser: argparse.ArgumentParser) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
+
+from rapid.rounding import as_typed, rounded_down, rounded_up
 
 
 class Column(NamedTuple):
@@ -12,15 +15,19 @@ class Column(NamedTuple):
     key: str
     """Where its values stand in the rows."""
     title: str
-    form: str
-    """Format specification of a value, such as ".3g"."""
+    form: str | Callable[[Any], str]
+    """Format specification of a value, such as ".3g", or a function that makes its text."""
+
+    def text(self, value: Any) -> str:
+        """A cell."""
+        return format(value, self.form) if isinstance(self.form, str) else self.form(value)
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
     """Rows as aligned text under the titles of their columns; leaves out columns that the first row does not have."""
     shown = [column for column in columns if column.key in rows[0]]
     lines = [[column.title for column in shown]]
-    lines += [[format(row[column.key], column.form) for column in shown] for row in rows]
+    lines += [[column.text(row[column.key]) for column in shown] for row in rows]
     widths = [max(len(line[number]) for line in lines) for number in range(len(shown))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
@@ -33,14 +40,14 @@ def plan_table(rows: Sequence[Mapping[str, Any]], group_size: int) -> str:
         group_size: images of one person.
     """
     columns = [
-        Column("epsilon_wanted", "epsilon", "g"),
+        Column("epsilon_wanted", "epsilon", as_typed),
         Column("expected_batch", "batch", ",d"),
         Column("steps", "steps", ",d"),
         Column("epochs", "epochs", ".1f"),
-        Column("noise_multiplier", "noise_multiplier", ".4g"),
-        Column("epsilon_prv", "by PRV", ".3f"),
-        Column("epsilon_rdp", "by RDP", ".3f"),
-        Column("epsilon_group", f"of {group_size} images", ".3g"),
+        Column("noise_multiplier", "noise_multiplier", partial(rounded_down, digits=4)),
+        Column("epsilon_prv", "by PRV", partial(rounded_up, digits=4)),
+        Column("epsilon_rdp", "by RDP", partial(rounded_up, digits=4)),
+        Column("epsilon_group", f"of {group_size} images", rounded_up),
         Column("signal_to_noise", "signal/noise", ".3g"),
         Column("signal_to_noise_all", "x sqrt(steps)", ".3g"),
         Column("gradient_computations", "gradients", ",d"),

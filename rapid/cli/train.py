@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 from rapid.bundle import Bundle
@@ -13,17 +15,19 @@ from rapid.cli.tables import plan_table
 from rapid.config.presets import private_settings
 from rapid.config.sections import DpSgdSettings, MethodSettings
 from rapid.data import ImageSet, load_images
+from rapid.data.classes import UNDECLARED, read_classes
 from rapid.dp import PublicFacts, Ranks, default_delta
 from rapid.dp.proposal import EXPLANATION, choices, propose
 from rapid.dp.releases import DpSgdSpec, QuerySpec
 from rapid.errors import InputError
 from rapid.methods import apply_overrides, find_method, load_settings
 from rapid.progress import Progress
+from rapid.rounding import rounded_up
 from rapid.runtime import choose_device
 from rapid.stages.private import train_private_bundle
 
 CLASSES = 10
-"""Assumed where `rapid plan` does not see the images."""
+"""Assumed where `rapid plan` neither sees the images nor is told their classes."""
 
 
 def plan(options: argparse.Namespace) -> None:
@@ -35,8 +39,12 @@ def plan(options: argparse.Namespace) -> None:
         else _settings_on(base, options.preset, options.overrides)
     )
     method = find_method(settings.method)
-    images = None if options.private is None else load_images(options.private, "private")
-    facts = _facts(options.size, images)
+    classes, images = _classes(options), None
+    if options.private is not None:
+        images = load_images(options.private, "private", classes, show_paths=options.show_paths)
+        if not images.declared:
+            warnings.warn(UNDECLARED, stacklevel=2)
+    facts = _facts(options.size, images, classes)
     numbers_of = settings.private
     if not isinstance(numbers_of, DpSgdSettings):
         raise InputError("base" if base else "preset", f"{method.name} has no batches and steps to compare")
@@ -72,7 +80,7 @@ def plan(options: argparse.Namespace) -> None:
         print(json.dumps(common | {"plans": rows}, indent=2))
         return
     trained = f"{parameters:,} trained parameters ({settings.preset})"
-    print(f"{facts.dataset_size:,} private images, delta {delta:.2g}, {trained}")
+    print(f"{facts.dataset_size:,} private images, delta {rounded_up(delta)}, {trained}")
     if spent := [f"'{name}' alone would spend {share:g} of it" for name, share in shares.items()]:
         print(f"epsilon covers all releases together; {', '.join(spent)}")
     print()
@@ -96,6 +104,8 @@ def train_private(options: argparse.Namespace) -> None:
             resume=options.resume,
             ranks=ranks,
             ledger=options.ledger,
+            classes=ranks.all_or_none(lambda: _classes(options)),
+            show_paths=options.show_paths,
         )
     if bundle is None:
         return
@@ -103,6 +113,11 @@ def train_private(options: argparse.Namespace) -> None:
     print(f"private bundle: {bundle.path}")
     print(privacy_in_words(bundle.privacy))
     print(f"next: rapid generate --model {bundle.path} --count 100 --out images.npz")
+
+
+def _classes(options: argparse.Namespace) -> tuple[str, ...] | None:
+    """Those of --classes, if it is given."""
+    return None if options.classes is None else read_classes(options.classes)
 
 
 def _private_settings(base: Path | None, options: argparse.Namespace) -> MethodSettings:
@@ -123,10 +138,10 @@ def _settings_on(base: Bundle, preset: str | None, overrides: list[str]) -> Meth
     return private_settings(settings, preset, overrides)
 
 
-def _facts(size: int | None, images: ImageSet | None) -> PublicFacts:
-    """Those of the images, or of `size` images of ten classes."""
+def _facts(size: int | None, images: ImageSet | None, classes: Sequence[str] | None) -> PublicFacts:
+    """Those of the images, or of `size` images of these classes; of ten if they are not declared."""
     if images is not None:
         return PublicFacts.of(images)
     if size is None or size < 1:
         raise InputError("size", "must be the number of private images, at least 1", size)
-    return PublicFacts(size, tuple(str(number) for number in range(CLASSES)), ())
+    return PublicFacts(size, tuple(classes or map(str, range(CLASSES))), ())

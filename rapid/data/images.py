@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
+from rapid.data.classes import checked, class_folders
 from rapid.errors import InputError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 GREY_MODES = ("1", "L", "LA", "I", "I;16", "F")
+ARRAYS = ("images", "labels", "classes")
+"""Of an `.npz` file."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +32,14 @@ class ImageSet:
         labels: int64, (N,), indices into `classes`; None if the images are unlabelled.
         classes: class names; empty if the images are unlabelled.
         source: where the images come from, for messages.
+        declared: whether the class names were given, not taken from the labels.
     """
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64] | None
     classes: tuple[str, ...]
     source: str = ""
+    declared: bool = True
 
     def __len__(self) -> int:
         return len(self.images)
@@ -52,25 +58,38 @@ class ImageSet:
         return digest.hexdigest()
 
 
-def load_images(path: Path, field: str) -> ImageSet:
+def load_images(path: Path, field: str, classes: Sequence[str] | None = None, *, show_paths: bool = True) -> ImageSet:
     """Read images from a folder (flat, or one sub-folder per class) or an `.npz` file.
 
-    An `.npz` holds `images` and, if they are labelled, `labels` and optionally `classes`.
+    An `.npz` holds `images` and, if they are labelled, `labels` and optionally `classes`. A sub-folder without images,
+    like a name in `classes` that no label has, is a class without images.
 
     Args:
         path: the folder or file.
         field: name of the argument that gave the path, such as "public"; for messages.
+        classes: declared class names, whose order numbers them. Sub-folders, and the names of an `.npz`, must be among
+            them; labels of an `.npz` without names are their numbers. Default: those of the set.
+        show_paths: name files, and what is wrong in them, in messages. False for private images.
 
     Raises:
-        InputError: nothing there, no images, unreadable images, mixed sizes or colour modes, or wrong types.
+        InputError: nothing there, no images, unreadable images, mixed sizes or colour modes, wrong types, or a label
+            that is not among `classes`.
     """
     if not path.exists():
         raise InputError(field, "does not exist; give a folder of images or an .npz file", path)
-    if path.is_dir():
-        return _load_folder(path, field)
-    if path.suffix != ".npz":
-        raise InputError(field, "is neither a folder nor an .npz file", path)
-    return _load_npz(path, field)
+    source = _Source(path, field, show_paths)
+    if classes is not None:
+        checked(classes, "classes")
+    with nullcontext() if show_paths else _quiet():
+        if path.is_dir():
+            found = _load_folder(source, classes)
+        elif path.suffix == ".npz":
+            found = _load_npz(source, classes)
+        else:
+            raise InputError(field, "is neither a folder nor an .npz file", path)
+    if classes is not None and found.labels is None:
+        raise InputError(field, "has no labels, so there are no classes to declare; leave out --classes", path)
+    return found
 
 
 def join(sets: Sequence[ImageSet], field: str) -> ImageSet:
@@ -110,86 +129,150 @@ def join(sets: Sequence[ImageSet], field: str) -> ImageSet:
     return ImageSet(images, labels, tuple(names), source)
 
 
-def _load_npz(path: Path, field: str) -> ImageSet:
-    arrays: dict[str, NDArray[Any]] = {}
-    try:
-        # np.load leaves a damaged file open, so open it here
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            if "images" not in archive:
-                found = ", ".join(archive) or "nothing"
-                raise InputError(field, f"has no array 'images' (found: {found})", path)
-            arrays = {name: archive[name] for name in ("images", "labels", "classes") if name in archive}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError, TypeError):
-        raise InputError(field, "is damaged or not an .npz file; write it with numpy.savez", path) from None
+@dataclass(frozen=True)
+class _Source:
+    """Where images are read from, and how much of it messages tell."""
+
+    path: Path
+    field: str
+    show_paths: bool
+
+    def error(self, general: str, detail: str | None = None, file: Path | None = None) -> InputError:
+        """The error about the content.
+
+        Args:
+            general: what is wrong, without a file's name and without a value from inside.
+            detail: the same with names and values, if they may be shown.
+            file: to which `detail` belongs; default: the set.
+        """
+        if detail is None:
+            return InputError(self.field, general, self.path)
+        if self.show_paths:
+            return InputError(self.field, detail, file or self.path)
+        return InputError(self.field, f"{general}; rerun with --show-paths to see which", self.path)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings of libraries, which tell about single files."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _load_npz(source: _Source, classes: Sequence[str] | None) -> ImageSet:
+    arrays = _arrays(source)
+    if "images" not in arrays:
+        missing = "has no array 'images'"
+        raise source.error(missing, f"{missing} (found: {', '.join(arrays) or 'nothing'})")
     images = arrays["images"]
     if images.dtype != np.uint8:
-        raise InputError(field, f"'images' is {images.dtype}, expected uint8 with values 0..255", path)
+        raise source.error(f"'images' is {images.dtype}, expected uint8 with values 0..255")
     if images.ndim == 4 and images.shape[3] == 1:
         images = images[..., 0]
     if not (images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)):
-        raise InputError(field, f"'images' has shape {images.shape}, expected (N, H, W) or (N, H, W, 3)", path)
+        raise source.error(f"'images' has shape {images.shape}, expected (N, H, W) or (N, H, W, 3)")
     if 0 in images.shape:
-        raise InputError(field, "has no images", path)
+        raise source.error("has no images")
     if "labels" not in arrays:
-        return ImageSet(images, None, (), str(path))
-    labels = _check_labels(arrays["labels"], len(images), field, path)
+        return ImageSet(images, None, (), str(source.path))
+    labels = _check_labels(arrays["labels"], len(images), source)
+    if labels.min() < 0:
+        raise source.error("'labels' must be at least 0")
     if "classes" in arrays:
-        classes = tuple(str(name) for name in arrays["classes"].reshape(-1))
+        names = tuple(str(name) for name in arrays["classes"].reshape(-1))
     else:
-        classes = tuple(str(number) for number in range(int(labels.max()) + 1))
-    if labels.min() < 0 or labels.max() >= len(classes):
-        raise InputError(field, f"'labels' must lie in 0..{len(classes) - 1}: there are {len(classes)} classes", path)
-    if len(set(classes)) < len(classes):
-        raise InputError(field, "'classes' has a name twice", path)
-    return ImageSet(images, labels, classes, str(path))
+        names = tuple(classes or map(str, range(int(labels.max()) + 1)))
+    if len(set(names)) < len(names):
+        raise source.error("'classes' has a name twice")
+    if labels.max() >= len(names):
+        raise source.error(f"'labels' must lie in 0..{len(names) - 1}: there are {len(names)} classes")
+    if classes is not None:
+        names, labels = tuple(classes), _numbers(names, classes, "a name of its 'classes'", source)[labels]
+    return ImageSet(images, labels, names, str(source.path), declared="classes" in arrays or classes is not None)
 
 
-def _check_labels(labels: NDArray[Any], count: int, field: str, path: Path) -> NDArray[np.int64]:
+def _arrays(source: _Source) -> dict[str, NDArray[Any]]:
+    try:
+        # np.load leaves a damaged file open, so open it here
+        with source.path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive if "images" not in archive or name in ARRAYS}
+    except MemoryError:
+        raise
+    except Exception:  # damaged files raise errors of all kinds, whose messages hold bytes of the file
+        raise source.error("is damaged or not an .npz file; write it with numpy.savez") from None
+
+
+def _check_labels(labels: NDArray[Any], count: int, source: _Source) -> NDArray[np.int64]:
     if labels.shape != (count,):
-        raise InputError(field, f"'labels' has shape {labels.shape}, expected ({count},): one for each image", path)
+        raise source.error(f"'labels' has shape {labels.shape}, expected ({count},): one for each image")
     if labels.dtype.kind not in "iu":
-        raise InputError(field, f"'labels' is {labels.dtype}, expected integers", path)
+        raise source.error(f"'labels' is {labels.dtype}, expected integers")
     return labels.astype(np.int64)
 
 
-def _load_folder(path: Path, field: str) -> ImageSet:
-    folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-    loose = _image_files(path)
+def _numbers(names: Sequence[str], classes: Sequence[str], what: str, source: _Source) -> NDArray[np.int64]:
+    """Number of each name among the declared classes.
+
+    Raises:
+        InputError: a name is not declared.
+    """
+    numbers = {name: number for number, name in enumerate(classes)}
+    if others := [name for name in names if name not in numbers]:
+        raise source.error(f"{what} is not among --classes", f"{what} is not among --classes: '{others[0]}'")
+    return np.array([numbers[name] for name in names], np.int64)
+
+
+def _load_folder(source: _Source, classes: Sequence[str] | None) -> ImageSet:
+    try:
+        folders, loose = class_folders(source.path), _image_files(source.path)
+        groups = [_image_files(folder) for folder in folders] if folders else [loose]
+    except OSError as error:
+        raise source.error("a sub-folder cannot be read", str(error)) from None
     if folders and loose:
-        raise InputError(field, "has both images and sub-folders; use one sub-folder per class, or none", path)
-    groups = [_image_files(folder) for folder in folders] if folders else [loose]
-    for folder, group in zip(folders, groups, strict=False):
-        if not group:
-            raise InputError(field, f"the sub-folder '{folder.name}' has no images; fill or remove it", path)
-    files = [file for group in groups for file in group]
+        raise source.error("has both images and sub-folders; use one sub-folder per class, or none")
+    names = tuple(folder.name for folder in folders)
+    numbers = np.arange(len(groups), dtype=np.int64)
+    if folders and classes is not None:
+        names, numbers = tuple(classes), _numbers(names, classes, "the name of a sub-folder", source)
+    images = _read_images([file for group in groups for file in group], source)
+    labels = np.repeat(numbers, [len(group) for group in groups]) if folders else None
+    return ImageSet(images, labels, names, str(source.path))
+
+
+def _read_images(files: Sequence[Path], source: _Source) -> NDArray[np.uint8]:
     if not files:
-        raise InputError(field, f"has no images ({', '.join(SUFFIXES)})", path)
-    first = _read_image(files[0], field)
+        raise source.error(f"has no images ({', '.join(SUFFIXES)})")
+    first = _read_image(files[0], source)
     images = np.empty((len(files), *first.shape), np.uint8)
     for number, file in enumerate(files):
-        image = _read_image(file, field)
+        image = _read_image(file, source)
         if image.shape != first.shape:
-            problem = f"{file.name} is {_describe(image)}, expected {_describe(first)} like the first image"
-            raise InputError(field, f"{problem}; convert all images to one size and colour mode", path)
+            convert = "convert all images to one size and colour mode"
+            detail = f"{file.name} is {_describe(image)}, expected {_describe(first)} like the first image; {convert}"
+            raise source.error(f"the images have several sizes or colour modes; {convert}", detail)
         images[number] = image
-    if not folders:
-        return ImageSet(images, None, (), str(path))
-    labels = np.repeat(np.arange(len(groups), dtype=np.int64), [len(group) for group in groups])
-    return ImageSet(images, labels, tuple(folder.name for folder in folders), str(path))
+    return images
 
 
 def _image_files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
 
 
-def _read_image(file: Path, field: str) -> NDArray[np.uint8]:
+def _read_image(file: Path, source: _Source) -> NDArray[np.uint8]:
     try:
         with Image.open(file) as image:
-            if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-                raise InputError(field, "has more than 8 bits per channel; convert it to 8-bit grey or RGB", file)
-            return np.asarray(image.convert("L" if image.mode in GREY_MODES else "RGB"), np.uint8)
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError):
-        raise InputError(field, "is not a readable image (damaged or truncated); repair or remove it", file) from None
+            deep = image.mode.startswith("I;16") or image.mode in ("I", "F")
+            pixels = np.asarray(image.convert("L" if image.mode in GREY_MODES else "RGB"), np.uint8)
+    except MemoryError:
+        raise
+    except Exception:  # decoders raise errors of all kinds for damaged files
+        problem = "is not a readable image (damaged or truncated); repair or remove it"
+        raise source.error(f"a file {problem}", problem, file) from None
+    if deep:
+        problem = "has more than 8 bits per channel; convert it to 8-bit grey or RGB"
+        raise source.error(f"an image {problem}", problem, file)
+    return pixels
 
 
 def _describe(image: NDArray[np.uint8]) -> str:

@@ -21,6 +21,7 @@ from rapid.dp.accounting import prv_epsilon
 from rapid.dp.budget import Budget
 from rapid.dp.releases import QuerySpec, Release
 from rapid.errors import PrivacyRefused
+from rapid.rounding import rounded_down, rounded_up
 
 NAME = "overlap"
 FINEST = 1e-4
@@ -85,10 +86,10 @@ def check_overlap(access: PrivateAccess, public: NDArray[np.uint8]) -> None:
 def _refusal(count: int, release: Release, size: int, delta: float) -> str:
     return (
         f"--private and --base overlap: about {count:,} of the {size:,} private images have a near-duplicate among the "
-        f"public ones (a count with noise of standard deviation {release.noise_multiplier:.3g}; "
+        f"public ones (a count with noise of standard deviation {rounded_down(release.noise_multiplier)}; "
         f"{smallest_found(release):,} or more are found almost surely). Nothing was trained. This count has spent at "
-        f"most epsilon {prv_epsilon([release.event()], delta):.3g} at delta {delta:.2g}, which adds to what is done "
-        "next with these images. Build a base of other public images, and give a new --out"
+        f"most epsilon {rounded_up(prv_epsilon([release.event()], delta))} at delta {rounded_up(delta)}, which adds to "
+        "what is done next with these images. Build a base of other public images, and give a new --out"
     )
 
 

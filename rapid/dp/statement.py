@@ -7,12 +7,15 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
+from dp_accounting import NeighboringRelation
+
 import rapid
 from rapid.dp.accounting import accountant_name, group_accountant_name
 from rapid.dp.budget import Budget
 from rapid.dp.events import compose, event_to_json
 from rapid.dp.randomness import NOISE_SOURCES, Randomness
 from rapid.dp.releases import DpSgdSpec, Release
+from rapid.rounding import up_to_places
 
 PACKAGES = ("torch", "opacus", "diffusers", "faiss-cpu", "faiss-gpu-cu12", "numpy", "cryptography", "dp-accounting")
 
@@ -34,6 +37,11 @@ def privacy_statement(budget: Budget, *, method: str, noise_source: str, unit: s
         "epsilon_rdp": _round_up(budget.spent_rdp),
         "epsilon_pld": _round_up(budget.spent_pld),
         "adjacency": f"add or remove {unit}",
+        "relation": {
+            "name": NeighboringRelation.REPLACE_SPECIAL.name,
+            "library": f"dp_accounting {metadata.version('dp-accounting')}",
+            "words": f"the number of private images N is public: {unit} is replaced by one that contributes nothing",
+        },
         "unit": unit,
         "method": method,
         **_numbers(main),
@@ -69,7 +77,8 @@ def _release(release: Release, noise_source: str) -> dict[str, Any]:
 def _numbers(release: Release) -> dict[str, Any]:
     spec = release.spec
     if isinstance(spec, DpSgdSpec):
-        mechanism = "DP-SGD: Poisson-sampled, per-example clipped, Gaussian noise"
+        batch = "full batch" if spec.sample_rate == 1 else "Poisson-sampled"
+        mechanism = f"DP-SGD: {batch}, per-example clipped, Gaussian noise"
         own: dict[str, Any] = {
             "expected_batch": spec.expected_batch,
             "clip_norm": spec.clip_norm,
@@ -90,8 +99,9 @@ def _noise_source(release: Release, chosen: str) -> str:
     return NOISE_SOURCES[chosen if isinstance(release.spec, DpSgdSpec) else Randomness.source]
 
 
-def _round_up(epsilon: float) -> float:
-    return math.ceil(epsilon * 1e6) / 1e6
+def _round_up(epsilon: float) -> float | None:
+    """To six decimals; None where an accountant gives no finite number."""
+    return up_to_places(epsilon, 6) if math.isfinite(epsilon) else None
 
 
 def _versions() -> dict[str, str]:

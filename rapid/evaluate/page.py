@@ -11,6 +11,7 @@ from jinja2 import Environment, StrictUndefined
 
 from rapid.evaluate.networks import PROTOCOL
 from rapid.pictures import Pixels, encode_png
+from rapid.rounding import rounded_up
 
 MATRIX_CLASSES = 26
 """Confusion matrices with more classes are only in the JSON file."""
@@ -28,6 +29,7 @@ def render(content: Mapping[str, Any], samples: Mapping[str, Pixels], closest: P
     environment.filters["percent"] = lambda value: "-" if value is None else f"{value:.2%}"
     environment.filters["count"] = lambda value: f"{value:,}"
     environment.filters["number"] = lambda value: "-" if value is None else f"{value:.3g}"
+    environment.filters["up"] = rounded_up
     template = environment.from_string(resources.files("rapid.evaluate").joinpath("page.html").read_text("utf-8"))
     return template.render(
         **content,

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import rapid
 from rapid.bundle import Bundle, BundleConfig, PublicData
@@ -15,6 +17,7 @@ from rapid.config.sections import ImageSettings
 from rapid.dp.budget import calibrate
 from rapid.dp.releases import DpSgdSpec, QuerySpec
 from rapid.dp.statement import privacy_statement
+from rapid.rounding import rounded_down, rounded_up
 
 
 def statement(group_size: int = 1) -> dict[str, Any]:
@@ -43,9 +46,10 @@ def config(**changes: Any) -> BundleConfig:
 def test_the_statement_in_words_has_its_numbers() -> None:
     told = statement()
     words = privacy_in_words(told)
-    assert f"({told['epsilon']:.3g}, 1e-05)-differentially private" in words
+    epsilon = rounded_up(told["epsilon"])
+    assert f"({epsilon}, 1e-05)-differentially private" in words
     assert "12,000 private images" in words
-    assert f"a factor of at most e^{told['epsilon']:.3g}, except for a probability of 1e-05" in words
+    assert f"a factor of at most e^{epsilon}, except for a probability of 1e-05" in words
     assert f"Adjacency: {told['adjacency']}; unit: one image; accountant: {told['accountant']}." in words
     # what is not covered belongs to it
     assert "The number of private images and the list of classes count as public." in words
@@ -53,10 +57,39 @@ def test_the_statement_in_words_has_its_numbers() -> None:
     assert "person" not in words
 
 
+@settings(max_examples=50, deadline=None)
+@given(epsilon=st.floats(1e-3, 50), delta=st.floats(1e-12, 1e-2), group=st.floats(50, 200), rate=st.floats(1e-5, 1))
+def test_no_number_in_words_is_below_the_true_one(epsilon: float, delta: float, group: float, rate: float) -> None:
+    release = {
+        "name": "main", "title": "a training", "noise_multiplier": 1 / rate, "sample_rate": rate, "steps": 3,
+        "clip_norm": 1.0,
+    }  # fmt: skip
+    told = {
+        "epsilon": epsilon, "delta": delta, "epsilon_rdp": epsilon, "dataset_size": 12, "adjacency": "a", "unit": "u",
+        "accountant": "x", "releases": [release], "noise_source": "n", "created": "today",
+        "group": {"size": 3, "epsilon": group, "accountant": "y"},
+    }  # fmt: skip
+    card = private_card(config(kind="private"), told, "")
+    number = r"([0-9.]+(?:e-[0-9]+)?)"
+    pattern = (
+        rf"is \({number}, {number}\)-diff.* e\^{number}, except for a probability of {number}\. .*"
+        rf"together, epsilon is {number} at"
+    )
+    (found,) = re.findall(pattern, card)
+    for shown, value in zip(map(float, found), (epsilon, delta, epsilon, delta, group), strict=True):
+        assert value <= shown <= value * 1.01
+    (shown_delta,) = re.findall(rf"^\| epsilon, delta \| \S+, {number} \(RDP", card, re.MULTILINE)
+    ((noise, sampled),) = re.findall(rf"noise_multiplier {number}, sample_rate {number},", card)
+    assert delta <= float(shown_delta) <= delta * 1.01
+    # less noise and larger samples are less private
+    assert float(noise) <= 1 / rate
+    assert float(sampled) >= rate
+
+
 def test_a_person_with_several_images_is_told() -> None:
     told = statement(group_size=3)
     assert told["group"]["epsilon"] > told["epsilon"]
-    assert f"For a person with 3 images, all of them together, epsilon is {told['group']['epsilon']:.3g}" in (
+    assert f"For a person with 3 images, all of them together, epsilon is {rounded_up(told['group']['epsilon'])} " in (
         privacy_in_words(told)
     )
 
@@ -87,9 +120,9 @@ def test_the_card_of_a_private_bundle_has_every_release() -> None:
     }
     assert rows["epsilon, delta"] == f"{told['epsilon']}, 1e-05 (RDP: {told['epsilon_rdp']})"
     count, main = told["releases"]
-    noise = f"{count['noise_multiplier']:.4g}"
+    noise = rounded_down(count["noise_multiplier"], 4)
     assert rows["count"] == f"a count: noise_multiplier {noise}, sample_rate 1, once, clip_norm 1"
-    noise = f"{main['noise_multiplier']:.4g}"
+    noise = rounded_down(main["noise_multiplier"], 4)
     assert rows["main"] == f"a training: noise_multiplier {noise}, sample_rate 0.05, 30 steps, clip_norm 0.5"
     assert rows["noise"] == told["noise_source"]
     assert rows["made"] == f"{told['created']}, rapid {rapid.__version__}, method rapid"

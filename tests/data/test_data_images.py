@@ -65,8 +65,6 @@ def make_bad_folder(path: Path, case: str) -> None:
         (path / "a" / "1.png").write_text("no image")
     elif case == "loose":
         save(path / "1.png", 32, 32)
-    elif case == "empty class":
-        (path / "b").mkdir()
     elif case == "16 bit":
         Image.fromarray(np.zeros((32, 32), np.uint16)).save(path / "a" / "1.png")
 
@@ -79,7 +77,6 @@ def make_bad_folder(path: Path, case: str) -> None:
         ("truncated", "0.png: is not a readable image"),
         ("text", "1.png: is not a readable image"),
         ("loose", "both images and sub-folders"),
-        ("empty class", "sub-folder 'b' has no images"),
         ("16 bit", "more than 8 bits"),
     ],
 )
@@ -113,7 +110,7 @@ def test_missing_and_empty(tmp_path: Path) -> None:
         ({"images": pixels(2, 4, 4), "labels": np.zeros(3, int)}, "expected (2,)"),
         ({"images": pixels(2, 4, 4), "labels": np.zeros(2)}, "expected integers"),
         ({"images": pixels(2, 4, 4), "labels": np.array([0, 2]), "classes": np.array(["a", "b"])}, "0..1"),
-        ({"images": pixels(2, 4, 4), "labels": np.array([0, -1])}, "must lie in"),
+        ({"images": pixels(2, 4, 4), "labels": np.array([0, -1])}, "must be at least 0"),
         ({"images": pixels(2, 4, 4), "labels": np.array([0, 1]), "classes": np.array(["a", "a"])}, "twice"),
     ],
 )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shutil
 import warnings
+from pathlib import Path
 from typing import Any
 
 import dp_accounting
@@ -16,6 +19,7 @@ from rapid.bundle import Bundle
 from rapid.dp import Budget, DpSgdSpec, QuerySpec, calibrate
 from rapid.dp.statement import privacy_statement
 
+GUARANTEE = Path(__file__).parents[2] / "docs" / "guarantee.md"
 SIZE, DELTA = 500, 1e-5
 SPECS = [
     QuerySpec(name="overlap", kind="count", title="a count", share=0.05, dataset_size=SIZE),
@@ -96,6 +100,36 @@ def test_epsilon_of_a_bundle_follows_from_its_event(private: Bundle) -> None:
     assert [one["name"] for one in stated["releases"]] == ["overlap", "probe", "denoiser"]
 
 
+def test_another_accountant_computes_epsilon_as_the_docs_show(
+    private: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (program,) = re.findall(r"```python\n(import json\nfrom pathlib.*?)```", GUARANTEE.read_text(), re.DOTALL)
+    shutil.copytree(private.path, tmp_path / "bundle-private")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, str(GUARANTEE), "exec"), {})
+    computed, pld, prv = map(float, capsys.readouterr().out.split())
+    assert private.privacy is not None
+    assert (pld, prv) == (private.privacy["epsilon_pld"], private.privacy["epsilon"])
+    # its grid is another one; both are upper bounds
+    assert computed == pytest.approx(pld, rel=2e-3)
+    assert computed == pytest.approx(prv, rel=0.02)
+
+
+def test_the_relation_is_the_accountants(private: Bundle) -> None:
+    assert private.privacy is not None
+    stated = private.privacy["relation"]
+    relation = dp_accounting.NeighboringRelation[stated["name"]]
+    assert relation is dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+    assert stated["library"].startswith("dp_accounting ")
+    assert "one image is replaced by one that contributes nothing" in stated["words"]
+    assert private.privacy["adjacency"] == "add or remove one image"
+    # one image that contributes nothing costs what removing it costs, and half of what replacing it by any other costs
+    event, delta = tree(private.privacy["event"]["events"][0]), private.privacy["delta"]
+    found = {one: PLDAccountant(one).compose(event).get_epsilon(delta) for one in dp_accounting.NeighboringRelation}
+    assert found[relation] == found[dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE]
+    assert found[relation] < 0.6 * found[dp_accounting.NeighboringRelation.REPLACE_ONE]
+
+
 def test_every_release_is_told_with_its_numbers() -> None:
     budget = budget_of()
     stated = statement_of(budget)
@@ -113,7 +147,8 @@ def test_every_release_is_told_with_its_numbers() -> None:
     assert tree(stated["event"]) == dp_accounting.ComposedDpEvent(budget.events())
     training, mean = stated["releases"][3], stated["releases"][2]
     assert (training["expected_batch"], training["multiplicity"]) == (50, 4)
-    assert "DP-SGD" in training["mechanism"]
+    assert training["mechanism"] == "DP-SGD: Poisson-sampled, per-example clipped, Gaussian noise"
+    assert stated["releases"][1]["mechanism"] == "DP-SGD: full batch, per-example clipped, Gaussian noise"
     assert mean["mechanism"] == "mean with Gaussian noise, once"
 
 

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -93,7 +94,12 @@ def test_the_command_writes_json_page_and_picture(
     assert copies["public images"]["images"] == 60
     assert report["image"]["size"] == 32
     assert copies["real test images"]["identical"] == 100
-    page = Page(out.with_suffix(".html").read_text(encoding="utf-8"))
+    html = out.with_suffix(".html").read_text(encoding="utf-8")
+    told = re.search(r"epsilon ([0-9.]+), delta\s+([0-9.e-]+)\.</p>", html)
+    assert told
+    for shown, name in zip(map(float, told.groups()), ("epsilon", "delta"), strict=True):
+        assert 0 <= shown - report["model"]["privacy"][name] <= 0.01 * shown
+    page = Page(html)
     assert len(page.pictures) == 3
     for picture in page.pictures:
         Image.open(io.BytesIO(base64.b64decode(picture.partition(",")[2]))).verify()

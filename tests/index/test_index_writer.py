@@ -211,7 +211,7 @@ def test_a_relative_path_survives_a_change_of_folder(tmp_path, settings, monkeyp
 
 @pytest.mark.parametrize("index_type", ["flat", "hnsw", "ivf"])
 def test_no_entries_are_an_error_empty_batches_are_not(tmp_path, make, index_type):
-    with pytest.raises(KnowledgeBaseError, match="no entries"), make(index_type=index_type) as writer:
+    with pytest.raises(KnowledgeBaseError, match="no records"), make(index_type=index_type) as writer:
         writer.append(*entries(0))
     assert list(tmp_path.iterdir()) == []
     with make(index_type=index_type) as writer:

@@ -24,6 +24,7 @@ from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
 from rapid.probe.features import probe_features
 from rapid.probe.head import NAME, probe_spec, train_head
 from rapid.probe.network import Probe
+from rapid.rounding import rounded_down
 from rapid.sampling.generate import generate
 from rapid.stages.private import train_private_bundle
 from rapid.stages.public import build_public_bundle
@@ -158,7 +159,7 @@ def test_the_statement_names_the_probe(private: Bundle) -> None:
     assert probe["noise_multiplier"] > 0
     assert private.privacy["epsilon"] <= 10
     row = next(line for line in (private.path / "README.md").read_text().splitlines() if line.startswith("| probe |"))
-    assert f"noise_multiplier {probe['noise_multiplier']:.4g}" in row
+    assert f"noise_multiplier {rounded_down(probe['noise_multiplier'], 4)}, sample_rate 1, " in row
     assert private.component(NAME, Probe).num_classes == 10
     # all but the linear layer is public
     public = json.loads((private.path / "probe" / "config.json").read_text())

@@ -20,6 +20,7 @@ from rapid_server.app import STATIC
 from tests_support import Fails, numbers
 
 from rapid.bundle.info import describe
+from rapid.rounding import rounded_up
 from rapid.sampling.generator import Generator
 
 
@@ -55,7 +56,7 @@ def test_info(client: httpx.Client, generator: Generator) -> None:
     assert info["privacy"] == generator.bundle.privacy
     assert info["bundle"] == describe(generator.bundle)
     assert info["sha256"] == generator.bundle.digest
-    assert f"{generator.bundle.privacy['epsilon']:.3g}" in info["privacy_in_words"]
+    assert f"({rounded_up(generator.bundle.privacy['epsilon'])}, " in info["privacy_in_words"]
     assert [model["model"] for model in info["models"]] == [generator.bundle.path.name]
 
 

@@ -81,7 +81,7 @@ def build_knowledge_base(
         networks=hashes,
         index_type=recipe.knowledge_base.index_type,
     )
-    with writer, Progress("knowledge base", len(views), "entry") as progress:
+    with writer, Progress("knowledge base", len(views), "record") as progress:
         for start, batch in zip(count(0, size), views.batches(size), strict=False):
             check_stop()
             latents = autoencoder.encode(batch)

@@ -141,7 +141,7 @@ def _check_base(base: Bundle, settings: RapidSettings, facts: PublicFacts) -> No
     if settings.private.overlap.share > 0:
         base.component("thumbnails", Thumbnails)
     if settings.private.neighbours > (records := len(open_knowledge_base(base))):
-        raise InputError("private.neighbours", f"--base has {records:,} entries", settings.private.neighbours)
+        raise InputError("private.neighbours", f"--base has {records:,} records", settings.private.neighbours)
 
 
 def _copied(base: Bundle) -> dict[str, Component]:

@@ -71,7 +71,7 @@ class RapidPrivateSettings(DpSgdSettings):
     neighbours: int = Field(
         1,
         ge=1,
-        description="nearest entries of a query, of which one is drawn, in training as in sampling; 1: the paper",
+        description="nearest records of a query, of which one is drawn, in training as in sampling; 1: the paper",
     )
     label_dropout: float = Field(0.0, ge=0, le=1, description="share of examples trained with the null class")
     probe: PrivateProbeSettings = PrivateProbeSettings()
@@ -89,7 +89,7 @@ class GenerationSettings(SamplingSettings):
     )
     retrieval: Literal["query", "class", "none"] = Field(
         "query",
-        description="how the start of the late steps is found: by a query of step k (the paper), or an entry of a "
+        description="how the start of the late steps is found: by a query of step k (the paper), or a record of a "
         "public class that looks like the wanted one (no early steps; without a probe: query); none: from noise",
     )
     guidance: float = Field(

@@ -1,17 +1,19 @@
 // The privacy guarantee of a model, explained, as elements of the page.
 
 import { element } from "./element.js";
-import { number, numerals } from "./words.js";
+import { number, numerals, rounded } from "./words.js";
 
 function factor(epsilon) {
   const value = Math.exp(epsilon);
   if (value >= 1e6) return ["e", element("sup", number(epsilon))];
-  return [value >= 100 ? Math.round(value).toLocaleString("en") : value.toFixed(value >= 10 ? 0 : 2)];
+  return [value >= 10 ? Math.ceil(value).toLocaleString("en") : String(rounded(value, 3))];
 }
 
-function text(value) {
-  if (value === null || typeof value !== "object") return typeof value === "number" ? numerals(value) : [String(value)];
-  const parts = Object.entries(value).flatMap(([key, part]) => [", ", `${key.replaceAll("_", " ")} `, ...text(part)]);
+// Less noise is less privacy: the noise multiplier is rounded down, all else up.
+function text(value, name) {
+  if (typeof value === "number") return numerals(value, name === "noise_multiplier" ? -1 : 1);
+  if (value === null || typeof value !== "object") return [String(value)];
+  const parts = Object.entries(value).flatMap(([key, part]) => [", ", `${key.replaceAll("_", " ")} `, ...text(part, key)]);
   return parts.slice(1);
 }
 
@@ -75,6 +77,6 @@ export function statement({ privacy, privacy_in_words }) {
     ["Unit", privacy.unit],
     ["Accountant", privacy.accountant],
   ].filter(([, ...value]) => value.every((part) => part !== undefined));
-  const all = Object.entries(privacy).map(([key, value]) => [key.replaceAll("_", " "), ...text(value)]);
+  const all = Object.entries(privacy).map(([key, value]) => [key.replaceAll("_", " "), ...text(value, key)]);
   return [words, table(main), element("details", "", element("summary", "All the numbers"), table(all))];
 }

@@ -6,16 +6,27 @@ export function images(count) {
   return `${count.toLocaleString("en")} image${count === 1 ? "" : "s"}`;
 }
 
-// 0.00001, 0.71, 22,026
-export function number(value) {
+/** A positive number rounded to significant digits: never below the value, or with `direction` -1 never above it. */
+export function rounded(value, digits, direction = 1) {
+  if (!(value > 0 && value < Infinity)) return value;
+  const [mantissa, exponent] = value.toExponential().split("e");
+  const all = mantissa.replace(".", "");
+  const kept = all.slice(0, digits);
+  const more = direction > 0 && Number(all.slice(digits)) > 0 ? 1 : 0;
+  return Number(`${Number(kept) + more}e${Number(exponent) - kept.length + 1}`);
+}
+
+// 0.00001, 0.71, 22,026: rounded up, as epsilon and delta must be, or with `direction` -1 down.
+export function number(value, direction = 1) {
   if (typeof value !== "number") return String(value);
-  if (value !== 0 && Math.abs(value) < 1e-4) return value.toExponential(1).replace(".0e", "e").replace("e", " × 10^");
-  return value.toLocaleString("en", { maximumSignificantDigits: Math.abs(value) >= 1000 ? 12 : 4 });
+  if (value !== 0 && Math.abs(value) < 1e-4) return rounded(value, 2, direction).toExponential(1).replace(".0e", "e").replace("e", " × 10^");
+  const digits = Math.abs(value) >= 1000 ? 12 : 4;
+  return rounded(value, digits, direction).toLocaleString("en", { maximumSignificantDigits: digits });
 }
 
 // The same as parts of an element: "1 × 10^-5" with a raised exponent.
-export function numerals(value) {
-  const [base, exponent] = number(value).split("^");
+export function numerals(value, direction = 1) {
+  const [base, exponent] = number(value, direction).split("^");
   return exponent === undefined ? [base] : [base, element("sup", exponent.replace("-", "−"))];
 }
 

@@ -1,0 +1,71 @@
+"""Declared classes: the names of a private set's classes are given by the user, not taken from its labels.
+
+The list of classes is published with the model. Taken from the labels, it would tell whether the only image of a class
+was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rapid.errors import InputError
+
+UNDECLARED = (
+    "the number of classes of --private is taken from its labels and is published with the model: it is not protected, "
+    "and can show that a single image was there. Declare the classes by --classes a,b,c, by --classes FILE with a name "
+    "a line, or by an array 'classes' in the .npz file"
+)
+"""Warning about a private set without declared classes."""
+
+
+def read_classes(value: str, field: str = "classes") -> tuple[str, ...]:
+    """Class names in their order, from the argument `--classes`.
+
+    Args:
+        value: names separated by commas ("a," for a single one), or the path of a text file with a name a line, or of a
+            folder with a sub-folder a class, which may be empty.
+        field: name of the argument; for messages.
+
+    Raises:
+        InputError: no names, a name twice, or no such file.
+    """
+    if "," in value:
+        names = value.removesuffix(",").split(",")
+    else:
+        path = Path(value)
+        if path.is_dir():
+            names = [folder.name for folder in class_folders(path)]
+        elif path.is_file():
+            names = _lines(path, field)
+        else:
+            raise InputError(field, "is neither names such as a,b,c nor a file or folder; a single name is 'a,'", value)
+    return checked([name.strip() for name in names], field, value)
+
+
+def checked(names: Sequence[str], field: str, value: object = None) -> tuple[str, ...]:
+    """The names.
+
+    Raises:
+        InputError: none, an empty one, or one twice.
+    """
+    if not names:
+        raise InputError(field, "names no classes", value)
+    if not all(names):
+        raise InputError(field, "has an empty name", value)
+    if len(set(names)) < len(names):
+        raise InputError(field, "has a name twice", value)
+    return tuple(names)
+
+
+def class_folders(path: Path) -> list[Path]:
+    """The sub-folders that are classes, by name; hidden ones are not."""
+    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _lines(path: Path, field: str) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise InputError(field, "cannot be read; write a text file with a name a line", path) from None
+    return [line for line in lines if line.strip()]
