@@ -3,6 +3,7 @@
 settings.py       all settings
 public_stage.py   the public bundle; networks.py, knowledge_base.py, retrieval.py are its parts
 private_stage.py  releases and private training; objectives.py has the losses `rapid`, `late` and `ldm`
+audited.py        networks and canaries of an audit
 generator.py      sampling; neighbours.py chooses records of the knowledge base
 """
 

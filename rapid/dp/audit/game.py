@@ -1,4 +1,4 @@
-"""Privacy audit: a lower bound on epsilon from one training, to be compared with the claimed epsilon.
+"""The one-run game: a lower bound on epsilon from one training, to be compared with the claimed epsilon.
 
 The method is that of Steinke, Nasr and Jagielski (NeurIPS 2023). A fair coin decides whether each of m canaries takes
 part. An adversary observes the training and guesses the coins of which it is surest. Too many right guesses refute the
@@ -19,13 +19,12 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.stats import binom
 from torch import Tensor
 
 from rapid.config.sections import ScheduleSettings
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import noise_prediction_loss
+from rapid.dp.audit.guesses import SHARES, best_bound, canaries_needed, largest_refutable
 from rapid.dp.budget import calibrate
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.randomness import Randomness
@@ -35,13 +34,10 @@ from rapid.nn import Denoiser
 from rapid.nn.denoiser import DenoiserShape
 from rapid.progress import Progress
 
-SHARES = (0.05, 0.1, 0.2, 0.5)
-"""Shares of the canaries that are guessed, surest first. All are tried, and the confidence is corrected for that."""
 CLIP_NORM = 1e-4
 """Far below the norm of every canary's gradient, so that each counts with its full weight."""
 LEARNING_RATE = 10.0
 PIECE = 500
-HIGHEST = 200.0
 
 Build = Callable[..., PrivateMechanism]
 """(release, network, losses, physical_batch=...) -> the mechanism that is audited."""
@@ -73,6 +69,7 @@ class Audit:
         steps: of the training.
         noise_multiplier: of the release.
         sample_rate: of the release.
+        largest_refutable: the bound if all guesses were right: larger claims cannot be refuted by so few canaries.
         seconds: duration.
     """
 
@@ -86,12 +83,23 @@ class Audit:
     steps: int
     noise_multiplier: float
     sample_rate: float
+    largest_refutable: float
     seconds: float
 
     @property
     def refuted(self) -> bool:
         """Whether the claim is refuted at that confidence."""
         return self.bound > self.claimed
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether the game could have refuted the claim."""
+        return self.largest_refutable > self.claimed
+
+    @property
+    def canaries_needed(self) -> int | None:
+        """About the least number of canaries that could refute the claim; None if no number can."""
+        return canaries_needed(self.claimed, self.delta, self.confidence)
 
 
 def audit(
@@ -153,66 +161,9 @@ def audit(
         steps=steps,
         noise_multiplier=release.noise_multiplier,
         sample_rate=spec.sample_rate,
+        largest_refutable=largest_refutable(canaries, delta, confidence),
         seconds=time.monotonic() - begin,
     )
-
-
-def best_bound(
-    coins: NDArray[np.bool_], scores: NDArray[np.floating], delta: float, confidence: float
-) -> tuple[int, int, float]:
-    """The best bound over all shares.
-
-    Args:
-        coins: which canaries took part, (m,).
-        scores: the larger, the likelier that the canary took part, (m,).
-        delta: of the bound.
-        confidence: of the bound; the failure probability is split equally among the shares.
-
-    Returns:
-        Number of guesses, number of right guesses, and the bound.
-    """
-    order = np.argsort(scores, kind="stable")
-    found = []
-    for share in SHARES:
-        half = max(1, round(share * len(coins) / 2))
-        right = int((~coins[order[:half]]).sum() + coins[order[-half:]].sum())
-        failure = (1 - confidence) / len(SHARES)
-        found.append((2 * half, right, epsilon_bound(len(coins), 2 * half, right, delta, 1 - failure)))
-    return max(found, key=lambda one: one[2])
-
-
-def epsilon_bound(canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:
-    """The largest epsilon that so many right guesses refute; 0 if they refute none.
-
-    Args:
-        canaries: m, each of which took part with probability 1/2.
-        guesses: r <= m.
-        right: v <= r.
-        delta: in [0, 1).
-        confidence: 1 - p-value at which a claim counts as refuted.
-    """
-
-    def excess(epsilon: float) -> float:
-        return guess_probability(canaries, guesses, right, epsilon, delta) - (1 - confidence)
-
-    if excess(0.0) > 0:
-        return 0.0
-    if excess(HIGHEST) <= 0:
-        return HIGHEST
-    return float(brentq(excess, 0.0, HIGHEST, xtol=1e-6))
-
-
-def guess_probability(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Upper bound on the probability of `right` or more right guesses if the training is (epsilon, delta)-DP.
-
-    Steinke et al., Theorem 5.2: with f(v) = P[Binomial(r, e^epsilon / (1 + e^epsilon)) >= v], it is at most
-    f(v) + 2 m delta max over i in 1..v of (f(v - i) - f(v)) / i.
-    """
-    chance = 1 / (1 + np.exp(-epsilon))
-    # P[X >= v - i] for i in 0..v
-    tails = binom.sf(right - np.arange(right + 1) - 1, guesses, chance)
-    slopes = (tails[1:] - tails[0]) / np.arange(1, right + 1)
-    return float(min(1.0, tails[0] + 2 * canaries * delta * slopes.max(initial=0.0)))
 
 
 def _play(
