@@ -13,8 +13,9 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
@@ -31,7 +32,7 @@ HEAVY = [
     "torch._dynamo",
 ]
 _FORK_SERVER = multiprocessing.get_context("forkserver")
-_FORK_SERVER.set_forkserver_preload([__name__, *HEAVY])
+_FORK_SERVER.set_forkserver_preload([__name__, "tests_children", *HEAVY])
 
 
 class Program:
@@ -113,6 +114,21 @@ class Program:
         self.kill()
         self._process.join()
         self.close()
+
+
+def start(function: Callable[..., object], *arguments: object) -> BaseProcess:
+    """Call a function of `tests_children` in a process."""
+    process = _FORK_SERVER.Process(target=function, args=arguments)
+    process.start()
+    return process
+
+
+def wait_for(path: Path, seconds: float = 60) -> None:
+    """Wait until a process has created a file or folder."""
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.01)
 
 
 def run(

@@ -12,9 +12,12 @@ from rapid.dp.ledger import Entry, Ledger, Limit, default_path
 from rapid.dp.releases import check_budget
 from rapid.dp.spending import Balance, balance, balances, set_limit
 from rapid.errors import InputError
+from rapid.rounding import as_typed, rounded_up
 
 ACCOUNT_DIGITS = 4
 """Shortest prefix that may stand for an account."""
+FILTER_MEANS = "holds also if plans are chosen after seeing earlier results"
+PRV_MEANS = "holds if all plans had been fixed in advance"
 
 
 def show(options: argparse.Namespace) -> None:
@@ -25,27 +28,32 @@ def show(options: argparse.Namespace) -> None:
     if options.dataset is None or ledger is None:
         found = balances(entries)
     else:
-        found = [balance(entries, _account(ledger, entries, options.dataset))]
+        found = [balance(entries, _account(ledger, entries, options.dataset, options.show_paths))]
     if options.json:
         print(json.dumps({"ledger": str(path), "datasets": [_row(one) for one in found]}, indent=2))
         return
     print(f"{path}: {len(entries)} lines")
     for one in found:
         print(f"\ndata set {one.dataset}")
-        limit = f" of {one.limit.epsilon:g}" if one.limit else ", no limit set"
-        print(f"  epsilon {one.epsilon:.4g}{limit} at delta {one.delta:.2g}, all runs composed (PRV)")
+        limit = f" of {as_typed(one.limit.epsilon)}" if one.limit else ", no limit set"
+        print(f"  epsilon {rounded_up(one.epsilon, 4)}{limit} at delta {rounded_up(one.delta)}")
+        if one.epsilon_filter is not None:
+            print(f"  {rounded_up(one.epsilon_filter, 4)} by the limit's Renyi filter: {FILTER_MEANS}")
+        print(f"  {rounded_up(one.epsilon_prv, 4)} by numerical composition (PRV): {PRV_MEANS}")
         for entry in one.runs:
-            state = "spent" if entry.kind == "settle" else "reserved"
-            print(f"  run {entry.run}  {entry.time}  {state}, asked for {entry.epsilon:g} at {entry.delta:.2g}")
+            state = {"settle": "spent", "spend": "spent at most"}.get(entry.kind, "reserved")
+            asked = f"asked for {as_typed(entry.epsilon)} at {rounded_up(entry.delta, 6)}"
+            print(f"  run {entry.run}  {entry.time}  {state}, {asked}")
 
 
 def limit(options: argparse.Namespace) -> None:
     """`rapid ledger limit`."""
     check_budget(options.epsilon, options.delta, 1)
     ledger = Ledger(options.ledger or default_path())
-    account = _account(ledger, ledger.entries(), options.dataset)
+    account = _account(ledger, ledger.entries(), options.dataset, options.show_paths)
     found = set_limit(ledger, account, Limit(options.epsilon, options.delta))
-    print(f"data set {account}: {found.epsilon:.4g} of epsilon {options.epsilon:g} spent at delta {options.delta:.2g}")
+    limited = f"epsilon {as_typed(options.epsilon)} spent at delta {as_typed(options.delta)}"
+    print(f"data set {account}: {rounded_up(found.epsilon, 4)} of {limited}")
 
 
 def verify(options: argparse.Namespace) -> None:
@@ -62,16 +70,18 @@ def _row(found: Balance) -> dict[str, object]:
         "dataset": found.dataset,
         "limit": found.limit._asdict() if found.limit else None,
         "epsilon": found.epsilon,
+        "epsilon_filter": found.epsilon_filter,
+        "epsilon_prv": found.epsilon_prv,
         "delta": found.delta,
         "runs": [entry.model_dump(mode="json", exclude={"mac", "dataset"}) for entry in found.runs],
     }
 
 
-def _account(ledger: Ledger, entries: Sequence[Entry], dataset: str) -> str:
+def _account(ledger: Ledger, entries: Sequence[Entry], dataset: str, show_paths: bool) -> str:
     """The account of a data set, which is given as the path of its images or as the prefix of a known account."""
     known = {entry.dataset for entry in entries if entry.dataset.startswith(dataset)}
     if len(known) == 1 and len(dataset) >= ACCOUNT_DIGITS:
         return known.pop()
     if not Path(dataset).exists():
         raise InputError("DATASET", "is neither a path of images nor an account of rapid ledger show", dataset)
-    return ledger.account(load_images(Path(dataset), "DATASET").images)
+    return ledger.account(load_images(Path(dataset), "DATASET", show_paths=show_paths).images)

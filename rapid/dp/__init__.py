@@ -8,7 +8,7 @@ events.py       releases as dp_accounting events        randomness.py   the nois
 accounting.py   epsilon by three accountants            ranks.py        several processes
 ledger.py       what was spent on which data set        spending.py     limits and charges
 statement.py    privacy.json                            overlap.py      private images among the public ones
-audit.py        a lower bound on epsilon                proposal.py     plans side by side
+audit/          does a step do what is claimed?         proposal.py     plans side by side
 """
 
 from rapid.dp.access import Execution, PrivateAccess, PublicFacts

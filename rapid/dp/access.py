@@ -6,7 +6,7 @@ a release that the budget does not list, and never repeats a release: a resumed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,9 @@ from torch import Tensor
 
 from rapid.data import ImageSet
 from rapid.dp.accounting import prv_epsilon
+from rapid.dp.attempts import Attempt
 from rapid.dp.budget import Budget
-from rapid.dp.ledger import Spent
+from rapid.dp.ledger import Saved
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.queries import clipped_rows, noisy_sum
 from rapid.dp.randomness import randomness_for
@@ -26,7 +27,9 @@ from rapid.dp.ranks import Ranks
 from rapid.dp.releases import Release
 from rapid.dp.rows import PrivateTensor, Rows, apply, apply_scalar, row_shape, take
 from rapid.dp.spending import Charge
-from rapid.errors import InputError, LostRank, PrivacyRefused, Stopped
+from rapid.errors import InputError, LostRank, PrivacyRefused, RapidError, Stopped
+from rapid.files import content_hash
+from rapid.rounding import rounded_up
 from rapid.training import Checkpoint, RunFolder, Trainer
 
 EPSILON_UPDATES = 20
@@ -61,7 +64,7 @@ class Execution:
 
     Attributes:
         physical_batch: losses in memory at a time.
-        autocast: run the network in bfloat16; norms, sums and noise stay float32.
+        autocast: run the network in bfloat16; norms, sums and noise stay float64.
         checkpoint_seconds: seconds between two checkpoints.
         noise_source: of `rapid.dp.randomness.NOISE_SOURCES`.
     """
@@ -107,31 +110,37 @@ class PrivateAccess:
         self.images = PrivateTensor(torch.from_numpy(np.ascontiguousarray(images.images)))
         self._labels = None if images.labels is None else PrivateTensor(torch.from_numpy(images.labels))
         self._folder = run_folder
+        self._attempt: Attempt | None = None
 
     @contextmanager
     def charged(self, charge: Charge | None) -> Iterator[PrivateAccess]:
-        """Charge all releases before the first one; after an orderly end or stop, charge those that were made.
+        """Charge all that may be released from here on, before it is; after an orderly end or stop, what was.
+
+        What counts is what this process does, not what the run folder holds: see `rapid.dp.attempts`.
 
         Args:
             charge: of the first rank; None on the others.
 
         Raises:
             PrivacyRefused: the limit of the data set would be exceeded; the run folder is removed if it is new.
+            InputError: a checkpoint belongs to another release or another data set.
         """
         if charge is None:
             yield self
             return
+        releases = self.budget.releases
         try:
-            charge.reserve(self._spent(None))
+            starts = {release.name: _ReleaseCheckpoint(self._folder, release).found() for release in releases}
+            attempt = self._attempt = charge.begin(releases, starts)
         except PrivacyRefused:
             self._folder.discard()
             raise
         try:
             yield self
         except (Stopped, LostRank, PrivacyRefused):
-            charge.settle(self._spent(self.steps_taken()))
+            attempt.settle()
             raise
-        charge.settle(self._spent(self.steps_taken()))
+        attempt.settle()
 
     @property
     def labels(self) -> PrivateTensor:
@@ -145,7 +154,7 @@ class PrivateAccess:
         return self._labels
 
     def steps_taken(self) -> dict[str, int]:
-        """Number of steps begun, for each release of the budget; a query is one step."""
+        """Number of steps in the checkpoint of each release of the budget; a query is one step."""
         steps = {}
         for name in self.budget.names:
             saved = Checkpoint(self._folder.checkpoint(name)).load()
@@ -198,7 +207,7 @@ class PrivateAccess:
         """
         release, how, first = self._listed(name, "dp-sgd"), execution or Execution(), self.ranks.first
         trainer.network.eval()  # our layers behave the same in both modes; this makes sure
-        checkpoint = _ReleaseCheckpoint(self._folder, release, how.checkpoint_seconds) if first else None
+        checkpoint = _ReleaseCheckpoint(self._folder, release, how.checkpoint_seconds, self._attempt) if first else None
         trainer.load_state_dict(
             self.ranks.broadcast_state((checkpoint.load() if checkpoint else None) or trainer.state_dict())
         )
@@ -214,6 +223,8 @@ class PrivateAccess:
         )
 
         def backward(step: int) -> str | None:
+            if self._attempt is not None:
+                self._attempt.begin(name, step + 1)
             for parameter, gradient in zip(mechanism.parameters, mechanism.gradient(), strict=True):
                 parameter.grad = gradient
             return self._progress_note(release, step + 1)
@@ -295,12 +306,15 @@ class PrivateAccess:
     def _query(self, name: str, kind: str, total: Callable[[], Tensor]) -> Tensor:
         """The noisy sum, or the result that an earlier run recorded."""
         release = self._listed(name, kind)
-        checkpoint = _ReleaseCheckpoint(self._folder, release) if self.ranks.first else None
+        checkpoint = _ReleaseCheckpoint(self._folder, release, attempt=self._attempt) if self.ranks.first else None
         saved = self.ranks.broadcast_state((checkpoint.load() if checkpoint else None) or {})
         if saved:
             recorded: Tensor = saved["result"]
             return recorded
-        result = noisy_sum(total(), release, self.ranks)
+        exact = total()
+        if self._attempt is not None:
+            self._attempt.begin(name, 1)
+        result = noisy_sum(exact, release, self.ranks)
         if checkpoint is not None:
             # before anything depends on it
             checkpoint.save({"step": 1, "result": result})
@@ -312,11 +326,6 @@ class PrivateAccess:
             raise PrivacyRefused(f"release '{name}' is a {release.spec.kind} in the budget, not a {kind}")
         return release
 
-    def _spent(self, steps: Mapping[str, int] | None) -> list[Spent]:
-        """Releases for a line of the ledger, each with the given number of steps, or all."""
-        events = zip(self.budget.names, self.budget.events(steps), strict=True)
-        return [Spent.of(name, event) for name, event in events]
-
     def _progress_note(self, release: Release, steps: int) -> str | None:
         if not self.ranks.first or steps % max(1, release.spec.steps // EPSILON_UPDATES):
             return None
@@ -325,21 +334,73 @@ class PrivateAccess:
         for later in self.budget.names[self.budget.names.index(release.name) + 1 :]:
             done[later] = 0
         done[release.name] = steps
-        return f"epsilon {prv_epsilon(self.budget.events(done), self.budget.delta):.2f}"
+        try:
+            epsilon = prv_epsilon(self.budget.events(done), self.budget.delta)
+        except RapidError:
+            # the plan was checked before the first step; for a part of it, no figure is better than a wrong one
+            return "epsilon unknown"
+        return f"epsilon {rounded_up(epsilon)}"
 
 
 class _ReleaseCheckpoint(Checkpoint):
-    """The state of one release, stored with the numbers of the release."""
+    """The state of one release, stored with the numbers of the release.
 
-    def __init__(self, folder: RunFolder, release: Release, interval: float = 60.0) -> None:
+    A save is due when the interval is over, and when the steps that the ledger was charged for are taken. Steps are
+    charged ahead for about one interval, at the rate that was measured since the last save.
+
+    Args:
+        folder: of the run.
+        release: whose state it is.
+        interval: seconds between two saves.
+        attempt: that is charged for the steps.
+    """
+
+    def __init__(
+        self, folder: RunFolder, release: Release, interval: float = 60.0, attempt: Attempt | None = None
+    ) -> None:
         super().__init__(folder.checkpoint(release.name), interval)
         self._numbers = release.model_dump(mode="json")
+        self._name, self._steps, self._attempt = release.name, release.spec.steps, attempt
+        self._steps_saved = 0 if attempt is None else attempt.begun(release.name)
 
     def save(self, state: dict[str, Any]) -> None:
         super().save(state | {"release": self._numbers})
+        if self._attempt is not None:
+            self._attempt.saved(Saved(self._name, state["step"], content_hash(self.path)))
+            self._steps_saved = state["step"]
+
+    def save_if_due(self, state: Callable[[], dict[str, Any]]) -> None:
+        attempt = self._attempt
+        if attempt is None:
+            super().save_if_due(state)
+            return
+        seconds = self.seconds_since_save
+        if not attempt.used_up(self._name) and seconds <= self._interval:
+            return
+        done = attempt.begun(self._name)
+        ahead = int((done - self._steps_saved) * self._interval / max(seconds, 1e-6))
+        self.save(state())
+        if done < self._steps:
+            attempt.allow(self._name, done + max(1, ahead))
 
     def load(self) -> dict[str, Any] | None:
         saved = super().load()
         if saved is not None and saved.pop("release", None) != self._numbers:
             raise InputError("resume", f"{self.path} was made with another plan; use the same epsilon, delta and data")
+        if self._attempt is not None:
+            self._attempt.check_loaded(self._name, 0 if saved is None else saved["step"])
         return saved
+
+    def found(self) -> Saved:
+        """What is on the disk.
+
+        Raises:
+            InputError: it is no checkpoint of this release.
+        """
+        state = self.load()
+        if state is None:
+            return Saved(self._name, 0, "")
+        step = state.get("step")
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= self._steps:
+            raise InputError("resume", f"{self.path} is no checkpoint of this run; remove it to take its steps again")
+        return Saved(self._name, step, content_hash(self.path))

@@ -27,8 +27,8 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.analysis.prv import Domain
 from scipy.stats import binom
 
-from rapid.dp.events import compose, poisson_gaussian_steps
-from rapid.errors import InputError
+from rapid.dp.events import compose, dp_sgd_event, poisson_gaussian_steps
+from rapid.errors import InputError, PrivacyRefused
 
 MAX_NOISE_MULTIPLIER = 1e5
 MIN_NOISE_MULTIPLIER = 0.1
@@ -64,7 +64,8 @@ def prv_epsilon(events: Sequence[DpEvent], delta: float) -> float:
 
     Raises:
         ValueError: an event that is no Poisson-subsampled Gaussian.
-        InputError: delta is too small for double precision.
+        InputError: epsilon cannot be computed for this delta. Below 1e-10 it may be too low; see `check_budget`.
+        PrivacyRefused: the accountant gives no number.
     """
     return _prv(poisson_gaussian_steps(compose(events)), delta)
 
@@ -78,6 +79,40 @@ def rdp_epsilon(events: Sequence[DpEvent], delta: float, *, orders: Sequence[flo
         orders: Renyi orders, each > 1, among which the best is taken; Opacus' own by default.
     """
     return _rdp(poisson_gaussian_steps(compose(events)), delta, orders)
+
+
+def rdp_at_order(events: Sequence[DpEvent], order: int) -> float:
+    """Renyi divergence of all events together at one order (Mironov, Talwar, Zhang 2019; dp-accounting).
+
+    Args:
+        events: as `prv_epsilon`; they may be chosen adaptively.
+        order: whole number, at least 2; series for fractional orders do not always converge.
+
+    Returns:
+        the divergence, >= 0; infinity if a release has no noise.
+
+    Raises:
+        PrivacyRefused: the accountant gives no number.
+    """
+    rows = poisson_gaussian_steps(compose(events))
+    total = math.fsum(steps * _rdp_of_step(noise, rate, order) for noise, rate, steps in rows)
+    return _number(total, f"Renyi divergence of order {order}")
+
+
+@lru_cache(maxsize=4096)  # the ledger asks for the same releases again
+def _rdp_of_step(noise_multiplier: float, sample_rate: float, order: int) -> float:
+    if noise_multiplier <= 0:
+        return math.inf
+    accountant = dp_accounting.rdp.RdpAccountant(orders=[order])
+    accountant.compose(dp_sgd_event(noise_multiplier, sample_rate, 1))
+    return float(accountant.rdp[0])
+
+
+def _number(value: float, what: str) -> float:
+    """The value, at least 0, unless it is NaN: max(0.0, nan) is 0.0."""
+    if math.isnan(value):
+        raise PrivacyRefused(f"an accountant gives no number for the {what}; report the settings, and use others")
+    return max(0.0, value)
 
 
 def pld_epsilon(events: Sequence[DpEvent], delta: float) -> float:
@@ -96,7 +131,8 @@ def pld_epsilon(events: Sequence[DpEvent], delta: float) -> float:
     interval = min(1e-2, max(1e-5, min(rough * 1e-4, math.sqrt(rough * 1e-3 / steps))))
     accountant = PLDAccountant(value_discretization_interval=interval)
     with np.errstate(over="ignore"):  # of a ratio that it compares
-        return float(accountant.compose(compose(events)).get_epsilon(delta))
+        epsilon = float(accountant.compose(compose(events)).get_epsilon(delta))
+    return _number(epsilon, f"epsilon at delta {delta:g} (PLD)")
 
 
 def group_epsilon(events: Sequence[DpEvent], delta: float, group_size: int) -> float:
@@ -119,7 +155,8 @@ def group_epsilon(events: Sequence[DpEvent], delta: float, group_size: int) -> f
         _group_loss(noise_multiplier, sample_rate, group_size, interval).self_compose(steps)
         for noise_multiplier, sample_rate, steps in history
     ]
-    return float(reduce(lambda one, other: one.compose(other), losses).get_epsilon_for_delta(delta))
+    together = reduce(lambda one, other: one.compose(other), losses)
+    return _number(float(together.get_epsilon_for_delta(delta)), f"epsilon of {group_size} images at delta {delta:g}")
 
 
 def _group_loss(noise_multiplier: float, sample_rate: float, group_size: int, interval: float) -> Any:
@@ -264,7 +301,7 @@ def _prv_of_rows(history: tuple[tuple[float, float, int], ...], delta: float) ->
             bound = float(accountant.get_epsilon(delta, eps_error=error))
         except ValueError as problem:
             raise InputError("delta", f"epsilon cannot be computed for it ({problem})", delta) from problem
-    return max(0.0, min(bound, rough))
+    return min(_number(bound, f"epsilon at delta {delta:g} (PRV)"), rough)
 
 
 def _rdp(history: Sequence[tuple[float, float, int]], delta: float, orders: Sequence[float] | None = None) -> float:
@@ -277,4 +314,5 @@ def _rdp(history: Sequence[tuple[float, float, int]], delta: float, orders: Sequ
     with warnings.catch_warnings():
         # the bound holds all the same when the best order is the first or last
         warnings.simplefilter("ignore", UserWarning)
-        return max(0.0, float(accountant.get_epsilon(delta, alphas=None if orders is None else list(orders))))
+        bound = float(accountant.get_epsilon(delta, alphas=None if orders is None else list(orders)))
+    return _number(bound, f"epsilon at delta {delta:g} (RDP)")

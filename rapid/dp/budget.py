@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
@@ -19,6 +20,7 @@ from rapid.dp.accounting import (
 )
 from rapid.dp.releases import DpSgdSpec, QuerySpec, Release, check_budget
 from rapid.errors import InputError, PrivacyRefused
+from rapid.rounding import as_typed, rounded_up
 
 SOLVED_AGAIN = 1e-3
 """Relative tolerance for the epsilon of one budget on different machines."""
@@ -108,14 +110,17 @@ class Budget(BaseModel):
             PrivacyRefused: they disagree, or one of them gives no number.
         """
         first = self.spent
+        if not math.isfinite(first):
+            raise PrivacyRefused("epsilon is not finite: a release has no noise; nothing was spent")
         if first > LARGEST_CHECKED:
             return
         second = self.spent_pld
         # a NaN fails this comparison, too
         if not second <= first * (1 + DISAGREEMENT) + DISAGREEMENT:
             raise PrivacyRefused(
-                f"two accountants disagree (PRV: epsilon {first:.6g}, PLD: {second:.6g}, at delta {self.delta:.2g}); "
-                "nothing was spent. Report these numbers, and use another --delta or fewer steps"
+                f"two accountants disagree (PRV: epsilon {rounded_up(first, 6)}, PLD: {rounded_up(second, 6)}, at "
+                f"delta {as_typed(self.delta)}); nothing was spent. Report these numbers, and use another --delta or "
+                "fewer steps"
             )
 
     @classmethod
@@ -128,7 +133,8 @@ class Budget(BaseModel):
             delta: requested for the run.
 
         Raises:
-            InputError: the record was altered: it is inconsistent, or would spend more.
+            InputError: the record was altered: it is inconsistent, or would spend more; or epsilon or delta are out of
+                range.
         """
         altered = InputError("resume", "checkpoints/manifest.json was altered; restore it, or begin in a new folder")
         try:
@@ -137,6 +143,7 @@ class Budget(BaseModel):
             raise altered from None
         if [release.spec.share for release in budget.releases].count(None) != 1:
             raise altered
+        check_budget(epsilon, delta, budget.dataset_size)
         if (budget.epsilon, budget.delta) != (epsilon, delta) or budget.spent > epsilon * (1 + SOLVED_AGAIN):
             raise altered
         return budget

@@ -15,7 +15,7 @@ import hashlib
 import hmac
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ import numpy as np
 from dp_accounting import DpEvent
 from filelock import FileLock
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from rapid.dp.events import compose, event_from_json, event_to_json, poisson_gaussian_steps
 from rapid.errors import InputError, PrivacyRefused
@@ -36,7 +36,7 @@ START = "0" * 64
 """The previous `mac` of the first line."""
 ENVIRONMENT = "RAPID_LEDGER"
 
-Kind = Literal["limit", "reserve", "settle"]
+Kind = Literal["limit", "reserve", "spend", "settle"]
 """Kind of a line; see `Entry`."""
 
 
@@ -62,6 +62,26 @@ class Spent(NamedTuple):
         """The event, for an accountant."""
         return event_from_json(self.event)
 
+    @property
+    def steps(self) -> dict[tuple[str, float, float], int]:
+        """Number of steps by name, noise multiplier and sample rate."""
+        found: dict[tuple[str, float, float], int] = {}
+        for noise_multiplier, sample_rate, steps in poisson_gaussian_steps(self.dp_event):
+            key = (self.name, noise_multiplier, sample_rate)
+            found[key] = found.get(key, 0) + steps
+        return found
+
+
+class Saved(NamedTuple):
+    """A checkpoint of a release."""
+
+    name: str
+    """Name of the release."""
+    step: int
+    """Number of steps that it has; 0 without a checkpoint."""
+    sha256: str
+    """Of the file, hexadecimal; empty without a checkpoint."""
+
 
 class Entry(BaseModel):
     """One line of the ledger.
@@ -69,13 +89,17 @@ class Entry(BaseModel):
     Attributes:
         number: of the line, from 0.
         time: when it was written, UTC.
-        kind: `limit` sets the limit of the data set; `reserve` charges a run before its first step; `settle` charges
-            what it has released so far. The last limit counts, and the last charge of each run.
+        kind: `limit` sets the limit of the data set, and the last one counts. The others charge an attempt: `reserve`
+            for all that it may take, before its first step; `spend` for the steps up to its next checkpoint at most,
+            before they are taken; `settle` for what it took, at its end. `rapid.dp.attempts` tells which line counts.
         dataset: identifier of the data set.
         run: the charged run; empty for a limit.
         epsilon: of a limit; for a run, the requested epsilon.
         delta: at which `epsilon` holds.
-        releases: of the run; empty for a limit.
+        releases: of the attempt; empty for a limit.
+        attempt: number of the attempt in its run, from 1; 0 in lines of rapid 0.2 and earlier, which had none.
+        checkpoints: from which the attempt goes on (`reserve`), or its newest ones.
+        order: of a limit, the Renyi order of its filter; None in lines of rapid 0.2 and earlier.
         mac: keyed hash, see the module.
     """
 
@@ -89,6 +113,9 @@ class Entry(BaseModel):
     epsilon: float
     delta: float
     releases: tuple[Spent, ...]
+    attempt: int = 0
+    checkpoints: tuple[Saved, ...] = ()
+    order: int | None = Field(None, ge=2)
     mac: str
 
     @field_validator("releases", mode="before")
@@ -131,6 +158,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._head = path.with_name(path.name + ".head")
+        self._checked: tuple[bytes, list[Entry]] = (b"", [])
         if path.is_dir():
             raise InputError("ledger", "is a folder; give a file in it", path)
         try:
@@ -180,8 +208,9 @@ class Ledger:
         run: str,
         limit: Limit,
         releases: list[Spent],
+        more: dict[str, Any],
     ) -> Entry:
-        content = {
+        content: dict[str, Any] = {
             "number": len(entries),
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "kind": kind,
@@ -190,6 +219,7 @@ class Ledger:
             "epsilon": float(limit.epsilon),
             "delta": float(limit.delta),
             "releases": [list(release) for release in releases],
+            **more,
         }
         mac = self._mac(entries[-1].mac if entries else START, content)
         line = json.dumps(content | {"mac": mac}).encode() + b"\n"
@@ -205,10 +235,12 @@ class Ledger:
         return Entry.model_validate_json(line)
 
     def _read(self) -> list[Entry]:
-        entries: list[Entry] = []
-        previous = START
         content = self.path.read_bytes()[: self._complete_bytes()] if self.path.exists() else b""
-        for number, line in enumerate(content.splitlines()):
+        # the same bytes were checked before by this object: a long ledger is parsed once
+        same, entries = self._checked if content.startswith(self._checked[0]) else (b"", [])
+        entries = list(entries)
+        previous = entries[-1].mac if entries else START
+        for number, line in enumerate(content[len(same) :].splitlines(), len(entries)):
             try:
                 entry = Entry.model_validate_json(line)
                 written: dict[str, Any] = json.loads(line)
@@ -220,6 +252,7 @@ class Ledger:
             entries.append(entry)
             previous = mac
         self._check_head(entries)
+        self._checked = (content, list(entries))
         return entries
 
     def _check_head(self, entries: list[Entry]) -> None:
@@ -282,9 +315,29 @@ class Transaction:
         self._ledger = ledger
         self.entries = entries
 
-    def add(self, kind: Kind, dataset: str, run: str, limit: Limit, releases: list[Spent]) -> None:
-        """Add a line; see `Entry`."""
-        self.entries.append(self._ledger._append(self.entries, kind, dataset, run, limit, releases))
+    def set_limit(self, dataset: str, limit: Limit, order: int) -> None:
+        """Add a line that sets a limit; see `Entry`."""
+        self._add("limit", dataset, "", limit, [], {"order": order})
+
+    def charge(
+        self,
+        kind: Literal["reserve", "spend", "settle"],
+        dataset: str,
+        run: str,
+        asked: Limit,
+        releases: list[Spent],
+        *,
+        attempt: int,
+        checkpoints: Iterable[Saved],
+    ) -> None:
+        """Add a line that charges an attempt; see `Entry`."""
+        places = [list(checkpoint) for checkpoint in checkpoints]
+        self._add(kind, dataset, run, asked, releases, {"attempt": attempt, "checkpoints": places})
+
+    def _add(
+        self, kind: Kind, dataset: str, run: str, limit: Limit, releases: list[Spent], more: dict[str, Any]
+    ) -> None:
+        self.entries.append(self._ledger._append(self.entries, kind, dataset, run, limit, releases, more))
 
 
 def default_path() -> Path:

@@ -14,6 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rapid.dp.events import dp_sgd_event, gaussian_event
 from rapid.errors import InputError
+from rapid.rounding import rounded_down
+
+MIN_DELTA = 1e-10
+"""Numerical composition can give too low an epsilon for deltas from 1e-11 down, which are near its rounding errors."""
+MIN_SENSITIVITY = 1e-8
+"""Squares of smaller float32 numbers are lost in inner products, and norms with them."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
 
@@ -56,7 +62,7 @@ class DpSgdSpec(_Spec):
     dataset_size: int = Field(ge=1)
     expected_batch: int = Field(ge=1)
     steps: int = Field(ge=1)
-    clip_norm: float = Field(gt=0)
+    clip_norm: float = Field(ge=MIN_SENSITIVITY)
     multiplicity: int = Field(1, ge=1)
 
     @model_validator(mode="after")
@@ -94,7 +100,7 @@ class QuerySpec(_Spec):
     """
 
     kind: Literal["count", "mean", "histogram"]
-    sensitivity: float = Field(1.0, gt=0)
+    sensitivity: float = Field(1.0, ge=MIN_SENSITIVITY)
     dataset_size: int = Field(ge=1)
 
     @model_validator(mode="after")
@@ -174,4 +180,7 @@ def check_budget(epsilon: float, delta: float, dataset_size: int) -> None:
     if not epsilon > 0 or math.isinf(epsilon):
         raise InputError("epsilon", "must be a positive number, such as 1 or 10", epsilon)
     if not 0 < delta < 1:
-        raise InputError("delta", f"must lie in (0, 1), and well under 1/N = {1 / dataset_size:.1e}", delta)
+        most = rounded_down(1 / dataset_size, 2)
+        raise InputError("delta", f"must lie in (0, 1), and well under 1/N = {most}", delta)
+    if delta < MIN_DELTA:
+        raise InputError("delta", f"must be at least {MIN_DELTA:g}: below, epsilon cannot be computed reliably", delta)

@@ -1,23 +1,33 @@
-"""Spending of private data sets and its limits: the rules for reading the lines of a ledger.
+"""Spending of private data sets and its limits.
 
-The releases of all runs on a data set are composed numerically, by the same accountant as a single run's; their
-epsilons are not added up. A run is charged in full before its first step. A run that stops in an orderly way is charged
-for the steps that it took, until it is resumed; a run that crashes stays charged in full.
+A run is charged in full before its first step; `rapid.dp.attempts` tells what it is charged for later. Two figures tell
+what all charges of a data set spend together:
+
+    filter   by the Renyi filter of the limit (`rapid.dp.filter`): holds also if runs were chosen after the results of
+             earlier ones were seen. It decides whether a run is within the limit.
+    PRV      by numerical composition, as for a single run: tighter, and valid if all plans were fixed in advance.
+
+The first run on a data set has a plan that no result could influence. So it is within the limit also if PRV says so;
+if the filter does not, nothing is admitted after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dp_accounting import NoOpDpEvent
+from dp_accounting import DpEvent
 
 from rapid.dp.accounting import prv_epsilon
-from rapid.dp.ledger import Entry, Ledger, Limit, Spent
-from rapid.errors import PrivacyRefused
+from rapid.dp.attempts import Attempt, counted, spent_by, steps_of
+from rapid.dp.filter import RenyiFilter
+from rapid.dp.ledger import Entry, Ledger, Limit, Saved, Spent
+from rapid.dp.releases import MIN_DELTA, Release
+from rapid.errors import InputError, PrivacyRefused
+from rapid.rounding import as_typed, rounded_up
 
 TOLERANCE = 1e-6
-"""Numerical composition in another order may differ in the last digits."""
+"""Relative tolerance for the epsilon of numerical composition in another order."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +37,12 @@ class Balance:
     Attributes:
         dataset: its identifier.
         limit: on its spending; None if it was never set.
-        runs: the last line of each run, without runs that released nothing.
+        runs: the line that each attempt is charged by, without attempts that took nothing.
         delta: of the limit, or else the smallest that a run requested.
-        epsilon: spent or reserved, at `delta`.
+        epsilon: spent or reserved, at `delta`, as it counts against the limit; without a limit, `epsilon_prv`.
+        epsilon_filter: by the filter of the limit; None without a limit.
+        epsilon_prv: by numerical composition.
+        one_plan: whether all charges belong to the plan of one run, so that `epsilon_prv` may count.
     """
 
     dataset: str
@@ -37,13 +50,27 @@ class Balance:
     runs: list[Entry]
     delta: float
     epsilon: float
+    epsilon_filter: float | None
+    epsilon_prv: float
+    one_plan: bool
 
 
 def balance(entries: Sequence[Entry], dataset: str) -> Balance:
-    """Spending of a data set according to the lines of a ledger."""
-    limit, runs = _limit(entries, dataset), _runs(entries, dataset)
-    delta = limit.delta if limit else min((e.delta for e in entries if e.dataset == dataset), default=1.0)
-    return Balance(dataset, limit, list(runs.values()), delta, _epsilon(_all(runs.values()), delta))
+    """Spending of a data set according to the lines of a ledger.
+
+    Raises:
+        PrivacyRefused: an accountant gives no number.
+    """
+    limit, runs = _limit(entries, dataset), counted(entries, dataset)
+    asked = min((entry.delta for entry in entries if entry.dataset == dataset), default=1.0)
+    # of an older rapid, below what its accountant can compute
+    delta = limit.delta if limit else max(asked, MIN_DELTA)
+    events, alone = _events(runs), _is_one_plan(entries, runs)
+    filtered = None if limit is None else limit.spent(events)
+    composed = filtered if filtered is not None and delta < MIN_DELTA else prv_epsilon(events, delta)
+    counting = composed if filtered is None else min(filtered, composed) if alone else filtered
+    found = None if limit is None else Limit(limit.epsilon, limit.delta)
+    return Balance(dataset, found, runs, delta, counting, filtered, composed, alone)
 
 
 def balances(entries: Sequence[Entry]) -> list[Balance]:
@@ -67,65 +94,138 @@ class Charge:
     run: str
     asked: Limit
 
-    def reserve(self, releases: Sequence[Spent]) -> None:
-        """Charge the run with all its planned releases, before its first step.
+    def begin(self, releases: Sequence[Release], starts: Mapping[str, Saved] | None = None) -> Attempt:
+        """Charge an attempt with all that it may take, before its first step.
+
+        Args:
+            releases: of the budget.
+            starts: the checkpoint of each release from which it goes on, by name; default: none has any.
 
         Raises:
             PrivacyRefused: the limit of the data set would be exceeded; nothing is charged.
+            InputError: the run, or a checkpoint, belongs to another data set.
             TamperedLedger: see `Ledger`.
         """
-        wanted = tuple(releases)
+        starts = starts or {release.name: Saved(release.name, 0, "") for release in releases}
+        first = {name: place.step for name, place in starts.items()}
+        wanted = spent_by(releases, first, {release.name: release.spec.steps for release in releases})
         with self.ledger.transaction() as transaction:
-            runs = _runs(transaction.entries, self.dataset)
-            if self.run in runs and runs[self.run].releases == wanted:
-                return
-            limit = _limit(transaction.entries, self.dataset)
-            others = _all(entry for run, entry in runs.items() if run != self.run)
-            if limit is not None:
-                together = _epsilon([*others, *wanted], limit.delta)
-                if together > limit.epsilon * (1 + TOLERANCE):
-                    raise PrivacyRefused(_refusal(limit, _epsilon(others, limit.delta), together))
-            transaction.add("reserve", self.dataset, self.run, self.asked, list(wanted))
+            entries = transaction.entries
+            self._check_owner(entries, starts)
+            own = [entry for entry in entries if entry.run == self.run]
+            number = 1 + max((entry.attempt for entry in own), default=0)
+            limit = _limit(entries, self.dataset)
+            if limit is not None and wanted:
+                charged = counted(entries, self.dataset, superseded=self.run)
+                self._check_limit(limit, entries, charged, wanted)
+            transaction.charge(
+                "reserve",
+                self.dataset,
+                self.run,
+                self.asked,
+                wanted,
+                attempt=number,
+                checkpoints=[place for place in starts.values() if place.step],
+            )
+        return Attempt(self.ledger, self.dataset, self.run, self.asked, number, releases, starts)
 
-    def settle(self, releases: Sequence[Spent]) -> None:
-        """Charge the run with what it has released; a run that is resumed is reserved anew."""
-        taken = tuple(release for release in releases if not isinstance(release.dp_event, NoOpDpEvent))
+    def settle_finished(self) -> None:
+        """Settle a finished run that was killed before it could do so itself.
+
+        Its last line tells what it took; all of its steps are taken, so it did not reach further.
+        """
         with self.ledger.transaction() as transaction:
-            own = [e for e in transaction.entries if e.dataset == self.dataset and e.run == self.run]
-            if own and own[-1].kind == "settle" and own[-1].releases == taken:
+            own = [e for e in transaction.entries if e.run == self.run and e.dataset == self.dataset]
+            if not own or own[-1].attempt == 0 or own[-1].kind == "settle":
                 return
-            transaction.add("settle", self.dataset, self.run, self.asked, list(taken))
+            last = own[-1]
+            taken = list(last.releases) if last.kind == "spend" else []
+            transaction.charge(
+                "settle",
+                self.dataset,
+                self.run,
+                self.asked,
+                taken,
+                attempt=last.attempt,
+                checkpoints=last.checkpoints,
+            )
+
+    def _check_owner(self, entries: Sequence[Entry], starts: Mapping[str, Saved]) -> None:
+        hashes = {place.sha256 for place in starts.values() if place.sha256}
+        for entry in entries:
+            known = entry.run == self.run or bool(hashes & {place.sha256 for place in entry.checkpoints})
+            if known and entry.dataset != self.dataset and entry.kind != "limit":
+                raise InputError(
+                    "private", "are other images than those of the run in --out; give the same, or a new folder"
+                )
+
+    def _check_limit(
+        self, limit: RenyiFilter, entries: Sequence[Entry], charged: Sequence[Entry], wanted: Sequence[Spent]
+    ) -> None:
+        events = [*_events(charged), *(release.dp_event for release in wanted)]
+        if limit.admits(events):
+            return
+        together = limit.spent(events)
+        plan = _plan(entries, self.run) or list(wanted)
+        alone = all(entry.run == self.run for entry in charged) and _within(plan, [*_releases(charged), *wanted])
+        if alone and limit.delta >= MIN_DELTA:
+            together = prv_epsilon(events, limit.delta)
+            if together <= limit.epsilon * (1 + TOLERANCE):
+                return
+        raise PrivacyRefused(_refusal(limit, limit.spent(_events(charged)), together, _prv_text(events, limit.delta)))
 
 
 def set_limit(ledger: Ledger, dataset: str, limit: Limit) -> Balance:
-    """Set the limit of a data set from now on; below the past spending, it allows nothing more."""
+    """Set the limit of a data set from now on; below the past spending, it allows nothing more.
+
+    The order of its filter is fixed with it. The filter's guarantee is for limits that were chosen without regard to
+    earlier results.
+    """
     with ledger.transaction() as transaction:
-        transaction.add("limit", dataset, "", limit, [])
+        transaction.set_limit(dataset, limit, RenyiFilter.of(*limit).order)
         return balance(transaction.entries, dataset)
 
 
-def _limit(entries: Sequence[Entry], dataset: str) -> Limit | None:
-    limits = [Limit(e.epsilon, e.delta) for e in entries if e.kind == "limit" and e.dataset == dataset]
-    return limits[-1] if limits else None
+def _limit(entries: Sequence[Entry], dataset: str) -> RenyiFilter | None:
+    limits = [entry for entry in entries if entry.kind == "limit" and entry.dataset == dataset]
+    return RenyiFilter.of(limits[-1].epsilon, limits[-1].delta, limits[-1].order) if limits else None
 
 
-def _runs(entries: Sequence[Entry], dataset: str) -> dict[str, Entry]:
-    """The last line of each run that has released something, or may."""
-    runs = {e.run: e for e in entries if e.kind != "limit" and e.dataset == dataset}
-    return {run: entry for run, entry in runs.items() if entry.releases}
+def _plan(entries: Sequence[Entry], run: str) -> list[Spent] | None:
+    """What the first attempt of a run reserved."""
+    return next((list(entry.releases) for entry in entries if entry.run == run and entry.kind == "reserve"), None)
 
 
-def _all(entries: Iterable[Entry]) -> list[Spent]:
+def _within(plan: Iterable[Spent], releases: Iterable[Spent]) -> bool:
+    """Whether the releases are part of a plan: the same mechanisms, and no more steps of any."""
+    planned = steps_of(plan)
+    return all(steps <= planned.get(key, 0) for key, steps in steps_of(releases).items())
+
+
+def _is_one_plan(entries: Sequence[Entry], charged: Sequence[Entry]) -> bool:
+    runs = {entry.run for entry in charged}
+    if len(runs) != 1:
+        return not runs
+    plan = _plan(entries, runs.pop())
+    return plan is not None and _within(plan, _releases(charged))
+
+
+def _releases(entries: Iterable[Entry]) -> list[Spent]:
     return [release for entry in entries for release in entry.releases]
 
 
-def _epsilon(releases: Iterable[Spent], delta: float) -> float:
-    return prv_epsilon([release.dp_event for release in releases], delta)
+def _events(entries: Iterable[Entry]) -> list[DpEvent]:
+    return [release.dp_event for release in _releases(entries)]
 
 
-def _refusal(limit: Limit, spent: float, together: float) -> str:
+def _prv_text(events: Sequence[DpEvent], delta: float) -> str:
+    return rounded_up(prv_epsilon(events, delta)) if delta >= MIN_DELTA else "unknown"
+
+
+def _refusal(limit: RenyiFilter, spent: float, together: float, composed: str) -> str:
     return (
-        f"the limit of this data set is epsilon {limit.epsilon:g} at delta {limit.delta:.2g}; {spent:.3f} is spent or "
-        f"reserved, and with this run it would be {together:.3f}; ask for a smaller --epsilon, or raise the limit by "
-        "rapid ledger limit"
+        f"the limit of this data set is epsilon {as_typed(limit.epsilon)} at delta {rounded_up(limit.delta)}; "
+        f"{rounded_up(spent)} is spent or reserved, and with this run it would be {rounded_up(together)}, which holds "
+        f"also if plans are chosen after seeing earlier results ({composed} if all plans had been fixed in advance); "
+        "ask for a smaller --epsilon, or raise the limit by rapid ledger limit"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from rapid.bundle import Bundle, BundleConfig, Component, is_finished, write_bun
 from rapid.bundle.card import private_card
 from rapid.config.sections import MethodSettings
 from rapid.data import ImageSet, fit_images, load_images
+from rapid.data.classes import UNDECLARED
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget, calibrate
 from rapid.dp.ledger import Ledger, Limit, default_path
@@ -27,6 +28,7 @@ from rapid.dp.statement import privacy_statement
 from rapid.errors import InputError
 from rapid.methods import find_method
 from rapid.methods.base import Method
+from rapid.rounding import as_typed, rounded_down
 from rapid.training import RunFolder
 
 Json = dict[str, Any]
@@ -60,12 +62,14 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     resume: bool,
     ranks: Ranks | None = None,
     ledger: Path | None = None,
+    classes: Sequence[str] | None = None,
+    show_paths: bool = False,
 ) -> Bundle | None:
     """Run the private stage of a method: the result is (epsilon, delta)-DP with respect to the private images.
 
     Args:
         base: public bundle; None for a method without a public stage.
-        private: private image set; its labels become the classes of the model.
+        private: private image set; its classes become those of the model.
         out: new folder, or with `resume` the folder of an earlier run with the same arguments.
         settings: those of `base` with the requested private and generation sections.
         epsilon: budget, > 0.
@@ -74,12 +78,15 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
         resume: continue the run in `out`.
         ranks: the processes that share the work; all get the same arguments, and the first one writes `out`.
         ledger: file in which the run is charged before its first step; default: `ledger.default_path`.
+        classes: declared class names of `private`, see `load_images`; default: its sub-folders or its array `classes`.
+            A warning says so if there are none, and the labels decide.
+        show_paths: name private files in error messages.
 
     Returns:
         The finished private bundle; None on all ranks but the first.
 
     Raises:
-        InputError: bad images or arguments, or an `out` that holds something else.
+        InputError: bad images or arguments, or an `out` that holds something else, such as a run with other images.
         PrivacyRefused: private images are among the public ones of `base`, or their limit would be exceeded.
         LostRank: another rank is gone.
         Stopped: a stop was requested; the state is saved, and the steps that were begun are charged.
@@ -87,7 +94,12 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     ranks = ranks or Ranks()
     ranks.agree("--device", device.type.encode())
     book = Ledger(ledger or default_path()) if ranks.first else None
-    mine = ranks.all_or_none(lambda: _prepare(base, private, out, settings, epsilon, delta, device, book))
+    mine = ranks.all_or_none(
+        lambda: _prepare(
+            base, lambda: load_images(private, "private", classes, show_paths=show_paths), out, settings, epsilon,
+            delta, device, book,
+        )
+    )  # fmt: skip
     # the first rank's budget: calibration on another kind of CPU may differ in the last digit
     budget = ranks.broadcast(mine.budget)
     record = mine.asked | {"budget": budget.model_dump(mode="json")}
@@ -95,28 +107,32 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     ranks.agree("--private", mine.images.fingerprint().encode())
     with ExitStack() as stack:
 
-        def enter() -> RunFolder:
+        def enter() -> tuple[RunFolder, Charge | None]:
             entered = RunFolder.enter(out, "train-private", record, resume=resume)
-            return stack.enter_context(entered) if ranks.first else RunFolder(out)
+            if book is None:
+                return RunFolder(out), None
+            run_folder = stack.enter_context(entered)
+            name = run_folder.run_name(mine.account)
+            return run_folder, Charge(book, mine.account, name, Limit(budget.epsilon, budget.delta))
 
-        run_folder = ranks.all_or_none(enter)
+        run_folder, charge = ranks.all_or_none(enter)
         if not ranks.broadcast(is_finished(out)):
-            _run(run_folder, mine, budget, device, ranks, book)
+            _run(run_folder, mine, budget, device, ranks, charge)
+        elif charge is not None:
+            charge.settle_finished()
         if not ranks.first:
             return None
+        # the charge is settled: from here on nothing is needed to know what was spent
         run_folder.leave()
         return Bundle.open(out, "out", "private")
 
 
 def _run(
-    run_folder: RunFolder, run: _Prepared, budget: Budget, device: torch.device, ranks: Ranks, book: Ledger | None
+    run_folder: RunFolder, run: _Prepared, budget: Budget, device: torch.device, ranks: Ranks, charge: Charge | None
 ) -> None:
     """Charge the budget, let the method spend it, and write the bundle; the charge is settled after that."""
     own = _part(run.images, ranks)
     access = PrivateAccess(own, run.facts, budget, run_folder, device=device, ranks=ranks)
-    charge = None
-    if book is not None:
-        charge = Charge(book, run.account, run_folder.run_name(), Limit(budget.epsilon, budget.delta))
     with ExitStack() as stack:
         ranks.all_or_none(lambda: stack.enter_context(access.charged(charge)))
         components = run.method.train_private(access, run.base, run.settings)
@@ -126,7 +142,7 @@ def _run(
 
 def _prepare(
     base: Path | None,
-    private: Path,
+    load: Callable[[], ImageSet],
     out: Path,
     settings: MethodSettings,
     epsilon: float,
@@ -145,7 +161,7 @@ def _prepare(
     public = None if base is None else Bundle.open(base, "base", "public")
     if public is not None and public.config.method != method.name:
         raise InputError("base", f"was made for {public.config.method}, not for {method.name}", base)
-    loaded = load_images(private, "private")
+    loaded = load()
     # hashed as stored on disk, so that the identifier is the same at every image size
     account = ledger.account(loaded.images) if ledger else ""
     images = fit_images(loaded, settings.image, "private")
@@ -168,10 +184,12 @@ def _prepare(
         _ = budget.spent_group
         if ledger is not None and budget.delta > 1 / len(images):
             warnings.warn(
-                f"--delta {budget.delta:g} is more than 1/N = {1 / len(images):.1e}: publishing a random image would "
-                "satisfy it",
+                f"--delta {as_typed(budget.delta)} is more than 1/N = {rounded_down(1 / len(images), 2)}: publishing "
+                "a random image would satisfy it",
                 stacklevel=2,
             )
+        if ledger is not None and not images.declared:
+            warnings.warn(UNDECLARED, stacklevel=2)
     return _Prepared(method, settings, public, images, facts, account, budget, asked)
 
 
@@ -198,6 +216,8 @@ def _write(out: Path, run: _Prepared, budget: Budget, components: Mapping[str, C
         budget, method=run.method.name, noise_source=run.settings.private.noise_source, unit=run.facts.unit
     )
     statement["notes"] = list(run.method.privacy_notes(budget))
+    if not run.images.declared:
+        statement["notes"].append("The number of classes was taken from the labels, which is not protected.")
     config = BundleConfig(
         kind="private",
         method=run.method.name,

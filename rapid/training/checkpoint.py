@@ -53,8 +53,13 @@ class Checkpoint:
 
     def save_if_due(self, state: Callable[[], dict[str, Any]]) -> None:
         """Save if the last save was `interval` ago; `state` is called only then."""
-        if time.monotonic() - self._saved > self._interval:
+        if self.seconds_since_save > self._interval:
             self.save(state())
+
+    @property
+    def seconds_since_save(self) -> float:
+        """Seconds since the last save, or since this object was made."""
+        return time.monotonic() - self._saved
 
     def remove(self) -> None:
         """Remove the file: the training is done and its result is stored."""

@@ -74,10 +74,16 @@ class RunFolder:
         inside = self._checkpoints.iterdir() if self._checkpoints.is_dir() else ()
         return any(path.name != LOCK and not path.name.startswith(f".{MANIFEST}.") for path in inside)
 
-    def run_name(self) -> str:
+    def run_name(self, dataset: str = "") -> str:
         """A random name for the run in this folder, the same when it is resumed here.
 
         A copy of the folder is another run: releases that both make are charged twice.
+
+        Args:
+            dataset: keyed identifier of the private images, which binds the folder to them and to their ledger.
+
+        Raises:
+            InputError: the run was begun with other images, or with another ledger.
         """
         file, place = self._checkpoints / RUN, self.out.resolve().stat()
         # a hash, because the folder may be shared, and only equality matters
@@ -87,8 +93,14 @@ class RunFolder:
             written = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             written = {}
-        if written.get("folder") != folder:
-            written = {"run": secrets.token_hex(8), "folder": folder}
+        written = written if isinstance(written, dict) else {}
+        before = dict(written)
+        if dataset and written.setdefault("dataset", dataset) != dataset:
+            problem = "are not the images of the run in --out, or --ledger is not its ledger; give the same"
+            raise InputError("private", f"{problem}, or a new folder")
+        if written.get("folder") != folder or not isinstance(written.get("run"), str):
+            written |= {"run": secrets.token_hex(8), "folder": folder}
+        if written != before:
             write_json(file, written)
         return str(written["run"])
 

@@ -8,13 +8,12 @@ import pkgutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests_process import Program
+from tests_process import Program, wait_for
 from tests_support import TINY
 
 from rapid.bundle import Bundle
@@ -206,7 +205,7 @@ def test_plan_prints_what_trainings_would_cost(paths: Paths, capfd: pytest.Captu
     assert main(["plan", "--private", str(paths["digits"]), "--base", str(paths["public"]), "--epsilon", "2"]) == 0
     table = capfd.readouterr().out
     assert f"{sum(p.numel() for p in network.parameters()):,} trained parameters" in table
-    assert table.startswith("100 private images, delta 0.0022")
+    assert table.startswith("100 private images, delta 0.00218")
     assert "noise_multiplier" in table
     assert len([line for line in table.splitlines() if line.strip().startswith("2 ")]) == 5
 
@@ -257,13 +256,6 @@ def tiny(*more: str) -> list[str]:
     return [part for override in [*TINY, *more] for part in ("--set", override)]
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_build_kb_is_stopped_and_resumed(tmp_path: Path, letters: Path, number: signal.Signals) -> None:
     out = tmp_path / "out"
@@ -282,7 +274,7 @@ def test_build_kb_is_stopped_and_resumed(tmp_path: Path, letters: Path, number: 
     again = Program(*arguments, "--resume")
     output, errors = again.communicate(timeout=90)
     assert again.returncode == 0, errors
-    assert "18 entries" in output
+    assert "18 records" in output
     assert (out / "autoencoder" / "diffusion_pytorch_model.safetensors").stat().st_mtime_ns == weights
 
 

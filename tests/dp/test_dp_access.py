@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rapid.data import ImageSet
 from rapid.dp import Budget, DpSgdSpec, PrivateAccess, PublicFacts, QuerySpec, Release, calibrate
 from rapid.dp.ledger import Entry, Ledger, Limit, Spent
-from rapid.dp.spending import Charge, set_limit
+from rapid.dp.spending import Charge, balances, set_limit
 from rapid.errors import InputError, LostRank, PrivacyRefused, Stopped
 from rapid.stopping import request_stop, stop_on_signal
 from rapid.training import RunFolder, Trainer
@@ -324,12 +324,15 @@ def test_all_is_charged_before_the_first_release_and_settled_at_the_end(book: Bo
         assert (reserved.kind, reserved.releases) == ("reserve", EVERYTHING)
         assert (reserved.epsilon, reserved.delta) == (BUDGET.epsilon, BUDGET.delta)
         release_all(access)
-    assert [(line.kind, line.releases) for line in book.lines()[1:]] == [("settle", EVERYTHING)]
+    *spent_lines, settled = book.lines()[1:]
+    assert {line.kind for line in spent_lines} == {"spend"}
+    assert (settled.kind, settled.releases) == ("settle", EVERYTHING)
     # what was not made is not charged in the end
     other = Book(book.out.parent / "other")
     with other.run() as access:
         access.mean("centre", pixels, access.images)
-    assert [(line.kind, line.releases) for line in other.lines()[1:]] == [("settle", spent(centre=1))]
+    wanted = [("spend", spent(centre=1)), ("settle", spent(centre=1))]
+    assert [(line.kind, line.releases) for line in other.lines()[1:]] == wanted
 
 
 @pytest.mark.parametrize("error", [Stopped, LostRank, PrivacyRefused])
@@ -337,13 +340,15 @@ def test_an_orderly_end_is_charged_for_what_was_begun(book: Book, error: type[Ex
     with pytest.raises(error), book.run() as access:
         access.count("many", bright, access.images)
         raise error("here")
-    reserved, settled = book.lines()
+    reserved, _, settled = book.lines()
     assert (reserved.kind, settled.kind, settled.releases) == ("reserve", "settle", spent(many=1))
-    # resumed, it is reserved in full again
+    # resumed, what is left is charged on top
     with book.run(resume=True) as access:
-        assert (book.lines()[-1].kind, book.lines()[-1].releases) == ("reserve", EVERYTHING)
+        left = spent(centre=1, classes=1, network=4)
+        assert (book.lines()[-1].kind, book.lines()[-1].releases) == ("reserve", left)
+        assert [place.name for place in book.lines()[-1].checkpoints] == ["many"]
         release_all(access)
-    assert (book.lines()[-1].kind, book.lines()[-1].releases) == ("settle", EVERYTHING)
+    assert (book.lines()[-1].kind, book.lines()[-1].releases) == ("settle", left)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, InputError, MemoryError])
@@ -351,8 +356,9 @@ def test_a_crash_stays_charged_in_full(book: Book, error: type[BaseException]) -
     with pytest.raises(error), book.run() as access:
         access.count("many", bright, access.images)
         raise error("out", "is no folder")
-    (reserved,) = book.lines()
-    assert (reserved.kind, reserved.releases) == ("reserve", EVERYTHING)
+    assert [line.kind for line in book.lines()] == ["reserve", "spend"]
+    (counting,) = balances(book.lines())[0].runs
+    assert (counting.kind, counting.releases) == ("reserve", EVERYTHING)
 
 
 def test_a_step_whose_rank_was_lost_is_charged(book: Book) -> None:
@@ -374,7 +380,7 @@ def test_a_run_beyond_the_limit_leaves_nothing(book: Book) -> None:
     set_limit(book.ledger, "a" * 32, Limit(10.0, BUDGET.delta))
     with pytest.raises(Stopped), book.run():
         raise Stopped("at once")
-    set_limit(book.ledger, "a" * 32, Limit(1.0, BUDGET.delta))
+    set_limit(book.ledger, "a" * 32, Limit(1.1, BUDGET.delta))
     with pytest.raises(PrivacyRefused, match="limit of this data set"), book.run(resume=True):
         raise AssertionError("it began")
     assert (book.out / "checkpoints" / "manifest.json").exists()

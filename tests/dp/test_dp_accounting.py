@@ -6,12 +6,15 @@ import math
 import time
 from collections.abc import Callable
 
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting import DpEvent, LaplaceDpEvent
 from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opacus.accountants import RDPAccountant
 from scipy import optimize, stats
 
 from rapid.dp.accounting import (
@@ -19,12 +22,13 @@ from rapid.dp.accounting import (
     group_epsilon,
     pld_epsilon,
     prv_epsilon,
+    rdp_at_order,
     rdp_epsilon,
     single_noise_multiplier,
     solve_noise_multiplier,
 )
 from rapid.dp.events import compose, dp_sgd_event, gaussian_event
-from rapid.errors import InputError
+from rapid.errors import InputError, PrivacyRefused
 
 
 def steps_of(sample_rate: float, steps: int) -> Callable[[float], DpEvent]:
@@ -251,3 +255,52 @@ def test_subsampled_steps_and_a_gaussian_release_compose_as_in_another_library()
 def test_large_groups_can_be_computed() -> None:
     events = [dp_sgd_event(50.0, 0.001, 10)]
     assert group_epsilon(events, 1e-6, 1100) > group_epsilon(events, 1e-6, 100)
+
+
+def exact_gaussian(sigma: float, delta: float) -> float:
+    """Epsilon of the Gaussian mechanism (Balle and Wang 2018) with 60 digits."""
+    with mpmath.workdps(60):
+        s = mpmath.mpf(sigma)
+
+        def missing(epsilon: mpmath.mpf) -> mpmath.mpf:
+            tail = mpmath.exp(epsilon) * mpmath.ncdf(-1 / (2 * s) - epsilon * s)
+            return mpmath.ncdf(1 / (2 * s) - epsilon * s) - tail - mpmath.mpf(delta)
+
+        low, high = mpmath.mpf(0), mpmath.mpf(64)
+        for _ in range(100):
+            middle = (low + high) / 2
+            low, high = (middle, high) if missing(middle) > 0 else (low, middle)
+        return float(high)
+
+
+@pytest.mark.parametrize("sigma", [25.0, 5.0, 0.75])
+@pytest.mark.parametrize("delta", [1e-5, 1e-10])
+def test_many_full_batches_are_not_below_one_gaussian(sigma: float, delta: float) -> None:
+    """n steps with sqrt(n) times the noise are one, in exact arithmetic, down to the least delta that is accepted."""
+    exact = exact_gaussian(sigma, delta)
+    for steps in (1, 50_000):
+        found = prv_epsilon([dp_sgd_event(sigma * math.sqrt(steps), 1.0, steps)], delta)
+        assert exact <= found <= exact * 1.02 + 0.02, steps
+
+
+@pytest.mark.parametrize(("rate", "noise", "steps"), [(1 / 80, 1.30371, 24_000), (0.0683, 2.0, 7320)])
+def test_many_subsampled_steps_are_not_below_an_optimistic_estimate(rate: float, noise: float, steps: int) -> None:
+    """dp-accounting's privacy loss distribution, rounded down instead of up: a lower bound, at small deltas."""
+    losses = privacy_loss_distribution.from_gaussian_mechanism(
+        noise, sampling_prob=rate, value_discretization_interval=1e-3, pessimistic_estimate=False,
+        log_mass_truncation_bound=-60,
+    ).self_compose(steps)  # fmt: skip
+    for delta in (1e-9, 1e-10):
+        assert prv_epsilon([dp_sgd_event(noise, rate, steps)], delta) >= losses.get_epsilon_for_delta(delta)
+
+
+def test_a_number_that_is_none_is_never_read_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a library returns: max(0.0, nan) is 0.0."""
+    event = dp_sgd_event(3.21, 0.0123, 17)
+    monkeypatch.setattr(RDPAccountant, "get_epsilon", lambda *_, **__: math.nan)
+    for epsilon in (prv_epsilon, rdp_epsilon, pld_epsilon):
+        with pytest.raises(PrivacyRefused, match="gives no number"):
+            epsilon([event], 1e-5)
+    monkeypatch.setattr(RdpAccountant, "rdp", property(lambda self: np.array([math.nan])))
+    with pytest.raises(PrivacyRefused, match="gives no number"):
+        rdp_at_order([event], 17)

@@ -168,10 +168,22 @@ def test_a_budget_is_refused_where_the_accountants_disagree(count: int, noise: f
         budget.check()
 
 
-def test_a_delta_that_is_too_small_to_compute_with_is_bad_input() -> None:
-    with pytest.raises(InputError, match="delta 1e-30: epsilon cannot be computed") as refused:
-        calibrate([training()], epsilon=1.0, delta=1e-30)
+@pytest.mark.parametrize("delta", [9.9e-11, 1e-11, 1e-30, 0.0, math.nan])
+def test_a_delta_that_is_too_small_to_compute_with_is_bad_input(delta: float) -> None:
+    with pytest.raises(InputError, match=r"must be at least 1e-10|must lie in") as refused:
+        calibrate([training()], epsilon=1.0, delta=delta)
     assert refused.value.field == "delta"
+    # nor is a run of an older rapid resumed with it
+    budget, record = recorded()
+    with pytest.raises(InputError, match=r"must be at least|must lie in|was altered"):
+        Budget.from_record(record | {"delta": delta}, budget.epsilon, delta)
+
+
+def test_a_budget_without_noise_is_refused() -> None:
+    releases = (Release(spec=training(), noise_multiplier=0.0),)
+    budget = Budget(epsilon=10, delta=DELTA, dataset_size=SIZE, releases=releases)
+    with pytest.raises(PrivacyRefused, match="not finite"):
+        budget.check()
 
 
 def recorded() -> tuple[Budget, dict[str, Any]]:

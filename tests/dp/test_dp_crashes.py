@@ -6,28 +6,27 @@ import json
 import os
 import random
 import signal
-import sys
 import time
-import traceback
 import warnings
-from functools import partial
+from collections import Counter
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
 
 import pytest
 import torch
+from tests_children import train_privately, train_until
+from tests_process import start
 
 from rapid.bundle import Bundle
 from rapid.dp.accounting import prv_epsilon
+from rapid.dp.attempts import counted
 from rapid.dp.budget import Budget
 from rapid.dp.ledger import Entry, Ledger
 from rapid.dp.spending import balances
 from rapid.methods import apply_overrides
 from rapid.methods.rapid.settings import RapidSettings
-from rapid.stages.private import train_private_bundle
 
 KILLS, STEPS = 24, 16
-CPU = torch.device("cpu")
 
 
 def settings_for(tiny: RapidSettings) -> RapidSettings:
@@ -38,63 +37,33 @@ def settings_for(tiny: RapidSettings) -> RapidSettings:
     return settings
 
 
-def train(base: Path, private: Path, out: Path, settings: RapidSettings, ledger: Path) -> Bundle:
-    bundle = train_private_bundle(
-        base, private, out, settings, epsilon=2.0, delta=1e-4, device=CPU, resume=out.exists(), ledger=ledger
-    )
-    assert bundle is not None
-    return bundle
-
-
-def train_in_child(*arguments: object, until: tuple[str, ...] = ()) -> int:
-    """The process that trains; forked, because importing torch takes longer than the training.
-
-    `until`: file and function, and the name of the file that it writes if that matters; the process kills itself when
-    the function is called.
-    """
-    child = os.fork()
-    if child == 0:
-        try:
-            torch.set_num_threads(1)
-            if until:
-                sys.settrace(partial(kill_myself, until))
-            train(*arguments)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    return child
-
-
-def kill_myself(until: tuple[str, ...], frame: FrameType, event: str, _: object) -> None:
-    file, function, *names = until
-    code = frame.f_code
-    called = code.co_name == function and code.co_filename.endswith(file)
-    if called and names in ([], [getattr(frame.f_locals.get("path"), "name", None)]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def half_written(out: Path) -> bool:
     return any(path.is_dir() for folder in (out, out / "checkpoints") for path in folder.glob(".*.*"))
 
 
-def kill(child: int, out: Path, seconds: float, in_a_write: bool) -> None:
+def is_stopped(child: BaseProcess) -> bool:
+    """Whether the process stands still, or has ended."""
+    try:
+        return Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "TtZX"
+    except OSError:
+        return True
+
+
+def kill(child: BaseProcess, out: Path, seconds: float, in_a_write: bool) -> None:
     """SIGKILL after `seconds`; or at the first moment from then on at which it has something half-written."""
+    assert child.pid is not None
     time.sleep(seconds)
     latest = time.monotonic() + 20
-    while (
-        in_a_write
-        and time.monotonic() < latest
-        and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-    ):
+    while in_a_write and time.monotonic() < latest and child.is_alive():
         # while it stands still it cannot end what it writes
-        os.kill(child, signal.SIGSTOP)
-        os.waitid(os.P_PID, child, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        os.kill(child.pid, signal.SIGSTOP)
+        while not is_stopped(child):
+            time.sleep(0.0001)
         if half_written(out):
             break
-        os.kill(child, signal.SIGCONT)
+        os.kill(child.pid, signal.SIGCONT)
         time.sleep(0.0005)
-    os.kill(child, signal.SIGKILL)
+    child.kill()
 
 
 def steps_in(checkpoint: Path) -> int:
@@ -106,15 +75,25 @@ def budget_of(out: Path) -> Budget:
 
 
 def charged(ledger: Path) -> list[Entry]:
-    """What a killed run leaves: charged in full before the first step, once, and at most settled after the last."""
+    """What a killed run leaves: one reserve line for each attempt, and at most one settle line, at the end."""
     entries = Ledger(ledger).entries()
-    assert [entry.kind for entry in entries] in ([], ["reserve"], ["reserve", "settle"])
-    assert not entries or entries[0].releases == entries[-1].releases
+    reserved = [entry.attempt for entry in entries if entry.kind == "reserve"]
+    assert reserved == list(range(1, len(reserved) + 1))
+    assert "settle" not in [entry.kind for entry in entries[:-1]]
     return entries
 
 
-def same_as(bundle: Bundle, ledger: Path, quiet: Bundle, quiet_ledger: Path) -> None:
-    """The bundle, its statement, its budget and what it cost are those of a run that nobody killed."""
+def steps_charged(ledger: Path) -> Counter[str]:
+    """Steps that all attempts together are charged for."""
+    entries, total = Ledger(ledger).entries(), Counter[str]()
+    for line in counted(entries, entries[0].dataset) if entries else []:
+        total.update({release.name: sum(release.steps.values()) for release in line.releases})
+    return total
+
+
+def same_as(bundle: Bundle, ledger: Path, quiet: Bundle, quiet_ledger: Path, kills: int) -> None:
+    """The bundle, its statement and its budget are those of a run that nobody killed; so is what it cost, but for one
+    step of one release for each kill."""
     assert bundle.privacy is not None
     assert quiet.privacy is not None
     timeless = [
@@ -132,9 +111,12 @@ def same_as(bundle: Bundle, ledger: Path, quiet: Bundle, quiet_ledger: Path) -> 
             for one in (bundle, quiet)
         ]
         assert files[0] == files[1]
-    spent, expected = (balances(Ledger(path).entries()) for path in (ledger, quiet_ledger))
-    assert [found.epsilon for found in spent] == [found.epsilon for found in expected]
-    assert spent[0].epsilon == pytest.approx(quiet.privacy["epsilon"], abs=1e-5)
+    (expected,) = balances(Ledger(quiet_ledger).entries())
+    assert expected.epsilon == pytest.approx(quiet.privacy["epsilon"], abs=1e-5)
+    steps, planned = steps_charged(ledger), steps_charged(quiet_ledger)
+    assert planned == {"overlap": 1, "probe": STEPS, "denoiser": STEPS}
+    assert planned <= steps
+    assert steps.total() <= planned.total() + kills
     # nothing of the killed runs is left, such as weights from steps that were taken again
     names = {path.name for path in (bundle.path / "checkpoints").iterdir()}
     assert names == {"manifest.json", "run.json", "lock"}
@@ -152,13 +134,13 @@ def quiet(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # once more than is needed, because the first run of a process takes three times as long
-        train(public_bundle, digits, folder / "first", settings, folder / "first.jsonl")
+        train_privately(public_bundle, digits, folder / "first", settings, folder / "first.jsonl")
         begin = time.monotonic()
-        bundle = train(public_bundle, digits, folder / "out", settings, folder / "ledger.jsonl")
+        bundle = train_privately(public_bundle, digits, folder / "out", settings, folder / "ledger.jsonl")
     return bundle, folder / "ledger.jsonl", time.monotonic() - begin
 
 
-@pytest.mark.filterwarnings("ignore:This process", "ignore:at this epsilon")
+@pytest.mark.filterwarnings("ignore:at this epsilon")
 def test_a_killed_training_always_ends_and_costs_the_same(
     tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: RapidSettings, quiet: tuple[Bundle, Path, float]
 ) -> None:
@@ -169,15 +151,15 @@ def test_a_killed_training_always_ends_and_costs_the_same(
     kills, progress = 0, dict.fromkeys(("overlap", "probe", "denoiser"), 0)
     in_writes = 0
     while True:
-        child = train_in_child(public_bundle, digits, out, settings, ledger)
+        child = start(train_until, (), public_bundle, digits, out, settings, ledger)
         # at first before much is done, later everywhere
         seconds = moments.uniform(0, duration * (0.3 if kills < KILLS // 3 else 0.9))
         if kills < KILLS:
             kill(child, out, seconds, in_a_write=kills % 3 == 0)
-        _, status = os.waitpid(child, 0)
-        if not os.WIFSIGNALED(status):
-            assert os.waitstatus_to_exitcode(status) == 0
-            same_as(Bundle.open(out, ""), ledger, expected, expected_ledger)
+        child.join()
+        if child.exitcode != -signal.SIGKILL:
+            assert child.exitcode == 0
+            same_as(Bundle.open(out, ""), ledger, expected, expected_ledger, kills)
             if kills < KILLS:
                 # it ended before it could be killed: from the start again, in another folder
                 out, ledger = tmp_path / f"killed{kills}", tmp_path / f"killed{kills}.jsonl"
@@ -198,21 +180,22 @@ def test_a_killed_training_always_ends_and_costs_the_same(
         if entries:
             # never less than what the checkpoints show, all releases together
             budget = budget_of(out)
-            cost = prv_epsilon([release.dp_event for release in entries[-1].releases], budget.delta)
+            cost = balances(entries)[0].epsilon_prv
             assert cost >= prv_epsilon(budget.events(progress), budget.delta)
+            assert all(steps_charged(ledger)[name] >= steps for name, steps in progress.items())
     assert in_writes > 0
 
 
-@pytest.mark.filterwarnings("ignore:This process", "ignore:at this epsilon")
+@pytest.mark.filterwarnings("ignore:at this epsilon")
 @pytest.mark.parametrize(
     "until",
     [
-        pytest.param(("ledger.py", "add"), id="nothing-charged"),
+        pytest.param(("ledger.py", "charge"), id="nothing-charged"),
         pytest.param(("access.py", "count"), id="nothing-released"),
         pytest.param(("access.py", "train"), id="overlap-counted"),
         pytest.param(("stages/private.py", "_write"), id="all-released"),
         pytest.param(("files.py", "write_json", "config.json"), id="components-written"),
-        pytest.param(("spending.py", "settle"), id="bundle-finished"),
+        pytest.param(("attempts.py", "settle"), id="bundle-finished"),
         pytest.param(("run_folder.py", "leave"), id="settled"),
     ],
 )
@@ -226,11 +209,12 @@ def test_a_kill_at_a_turning_point_costs_nothing_more(
 ) -> None:
     settings = settings_for(tiny_settings)
     out, ledger = tmp_path / "out", tmp_path / "ledger.jsonl"
-    child = train_in_child(public_bundle, digits, out, settings, ledger, until=until)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    child = start(train_until, until, public_bundle, digits, out, settings, ledger)
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
     before = charged(ledger)
-    bundle = train(public_bundle, digits, out, settings, ledger)
-    same_as(bundle, ledger, *quiet[:2])
+    bundle = train_privately(public_bundle, digits, out, settings, ledger)
+    same_as(bundle, ledger, *quiet[:2], kills=0)
     after = charged(ledger)
     assert after[: len(before)] == before
     if before and before[-1].kind == "settle":

@@ -17,24 +17,37 @@ from hypothesis import strategies as st
 
 from rapid.dp.accounting import prv_epsilon, single_noise_multiplier
 from rapid.dp.events import dp_sgd_event, gaussian_event
+from rapid.dp.filter import RenyiFilter
 from rapid.dp.ledger import START, Ledger, Limit, Spent, TamperedLedger
+from rapid.dp.releases import DpSgdSpec, QuerySpec, Release
 from rapid.dp.spending import Balance, Charge, balance, balances, set_limit
 from rapid.errors import InputError, PrivacyRefused
 
 DELTA = 1e-5
+SIZE = 100
+
+
+def counted(noise_multiplier: float, name: str = "count") -> Release:
+    return Release(spec=QuerySpec(name=name, kind="count", dataset_size=SIZE), noise_multiplier=noise_multiplier)
+
+
+def trained(noise_multiplier: float, batch: int, steps: int) -> Release:
+    spec = DpSgdSpec(name="denoiser", dataset_size=SIZE, expected_batch=batch, steps=steps, clip_norm=1.0)
+    return Release(spec=spec, noise_multiplier=noise_multiplier)
+
+
+RELEASES = [counted(4.0, "overlap"), trained(1.0, 1, 100)]
 RUN = [Spent.of("overlap", gaussian_event(4.0)), Spent.of("denoiser", dp_sgd_event(1.0, 0.01, 100))]
 ASKED = Limit(1.0, DELTA)
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    """A ledger of five lines."""
+    """A ledger of five lines: a limit, and two runs that were killed at their first step."""
     ledger = Ledger(tmp_path / "book" / "ledger.jsonl")
     set_limit(ledger, "a" * 32, Limit(8.0, DELTA))
     for run in ("one", "two"):
-        charge = Charge(ledger, "a" * 32, run, ASKED)
-        charge.reserve(RUN)
-        charge.settle(RUN)
+        Charge(ledger, "a" * 32, run, ASKED).begin(RELEASES).begin("overlap", 1)
     assert len(ledger.entries()) == 5
     return ledger.path
 
@@ -47,7 +60,10 @@ def spent(path: Path, dataset: str = "a" * 32) -> Balance:
     return balance(Ledger(path).entries(), dataset)
 
 
-def test_every_changed_byte_is_found(written: Path) -> None:
+def test_every_changed_byte_is_found(tmp_path: Path) -> None:
+    ledger, written = Ledger(tmp_path / "ledger.jsonl"), tmp_path / "ledger.jsonl"
+    set_limit(ledger, "a" * 32, Limit(8.0, DELTA))
+    Charge(ledger, "a" * 32, "one", ASKED).begin([counted(4.0)]).begin("count", 1)
     content = written.read_bytes()
     for place in range(len(content)):
         changed = bytearray(content)
@@ -56,7 +72,7 @@ def test_every_changed_byte_is_found(written: Path) -> None:
         with pytest.raises(TamperedLedger, match="altered: "):
             Ledger(written).entries()
     written.write_bytes(content)
-    assert len(Ledger(written).entries()) == 5
+    assert len(Ledger(written).entries()) == 3
 
 
 def lines(path: Path) -> list[bytes]:
@@ -84,7 +100,7 @@ def test_lines_taken_out_put_in_or_moved(
     assert refused.value.exit_code == 3
     # and nothing is spent on its word
     with pytest.raises(TamperedLedger):
-        Charge(Ledger(written), "a" * 32, "three", ASKED).reserve(RUN)
+        Charge(Ledger(written), "a" * 32, "three", ASKED).begin(RELEASES)
 
 
 @pytest.mark.parametrize("suffix", [".key", ".head"])
@@ -165,63 +181,61 @@ def test_an_account_is_that_of_the_images_in_any_order(
 def test_runs_compose_numerically(written: Path) -> None:
     together = spent(written)
     alone = epsilon_of(RUN)
-    assert together.epsilon == pytest.approx(epsilon_of(RUN + RUN))
-    assert alone < together.epsilon < 1.8 * alone
+    assert together.epsilon_prv == pytest.approx(epsilon_of(RUN + RUN))
+    assert alone < together.epsilon_prv < 1.8 * alone
+    # the limit is by the filter, which holds for any way in which the second run was chosen
+    events = [release.dp_event for release in RUN + RUN]
+    assert together.epsilon == together.epsilon_filter == RenyiFilter.of(8.0, DELTA).spent(events)
+    assert together.epsilon_prv < together.epsilon <= 8
     assert together.limit == Limit(8.0, DELTA)
     assert [run.run for run in together.runs] == ["one", "two"]
     assert spent(written, "c" * 32).epsilon == 0
     assert [found.dataset for found in balances(Ledger(written).entries())] == ["a" * 32]
 
 
-def gaussian(epsilon: float) -> list[Spent]:
-    return [Spent.of("count", gaussian_event(single_noise_multiplier(epsilon, DELTA)))]
+def gaussian(epsilon: float) -> list[Release]:
+    return [counted(single_noise_multiplier(epsilon, DELTA))]
 
 
 def test_a_run_beyond_the_limit_is_refused_and_not_charged(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
     set_limit(ledger, "a" * 32, Limit(1.0, DELTA))
-    Charge(ledger, "a" * 32, "first", ASKED).reserve(gaussian(0.7))
+    Charge(ledger, "a" * 32, "first", ASKED).begin(gaussian(0.7))
     before = ledger.path.read_bytes()
-    with pytest.raises(PrivacyRefused, match=r"limit of this data set is epsilon 1 at delta 1e-05; 0\.71"):
-        Charge(ledger, "a" * 32, "second", ASKED).reserve(gaussian(0.85))
+    with pytest.raises(
+        PrivacyRefused, match=r"limit of this data set is epsilon 1 at delta 1e-05; 0\.788 is spent"
+    ) as refused:
+        Charge(ledger, "a" * 32, "second", ASKED).begin(gaussian(0.85))
+    assert "if all plans had been fixed in advance" in str(refused.value)
     assert ledger.path.read_bytes() == before
-    # composed numerically, 0.7 and 0.55 are less than 1; added up they would be more
-    Charge(ledger, "a" * 32, "second", ASKED).reserve(gaussian(0.55))
+    # together, 0.7 and 0.4 are less than 1; added up they would be more
+    Charge(ledger, "a" * 32, "second", ASKED).begin(gaussian(0.4))
     assert 0.7 < spent(ledger.path).epsilon <= 1
     # other data sets have accounts of their own
-    Charge(ledger, "b" * 32, "third", ASKED).reserve(gaussian(5.0))
+    Charge(ledger, "b" * 32, "third", ASKED).begin(gaussian(5.0))
     set_limit(ledger, "a" * 32, Limit(0.5, DELTA))
     with pytest.raises(PrivacyRefused):
-        Charge(ledger, "a" * 32, "fourth", ASKED).reserve(gaussian(0.01))
-    # what was reserved may go on
-    Charge(ledger, "a" * 32, "second", ASKED).reserve(gaussian(0.55))
+        Charge(ledger, "a" * 32, "fourth", ASKED).begin(gaussian(0.01))
 
 
-def test_a_stopped_run_is_charged_for_what_it_took(tmp_path: Path) -> None:
-    """Until it is resumed: then for all again, if that is still there. A crashed one stays charged in full."""
+def test_the_first_run_may_spend_the_limit_and_nothing_comes_after_it(tmp_path: Path) -> None:
+    """No result could influence its plan, so numerical composition holds; the filter alone would refuse it."""
     ledger = Ledger(tmp_path / "ledger.jsonl")
     set_limit(ledger, "a" * 32, Limit(1.0, DELTA))
-    one = [Spent.of("count", gaussian_event(6.5))]
-    whole, half = ([Spent.of("denoiser", dp_sgd_event(20.0, 0.5, steps))] for steps in (100, 50))
-    first = Charge(ledger, "a" * 32, "first", ASKED)
-    first.reserve(whole)
-    full = spent(ledger.path).epsilon
-    first.settle(half)
-    assert spent(ledger.path).epsilon == epsilon_of(half) < full
-    first.reserve(whole)
-    assert spent(ledger.path).epsilon == full
-    first.settle(half)
-    first.settle(half)
-    count = len(ledger.entries())
-    second = Charge(ledger, "a" * 32, "second", ASKED)
-    second.reserve(one)
-    assert epsilon_of(whole + one) > 1
+    with pytest.raises(PrivacyRefused, match="with this run it would be 1\\.0"):
+        Charge(ledger, "a" * 32, "larger", ASKED).begin(gaussian(1.01))
+    first = Charge(ledger, "a" * 32, "first", ASKED).begin(gaussian(0.98))
+    found = spent(ledger.path)
+    assert found.epsilon_filter is not None
+    assert found.epsilon == found.epsilon_prv <= 1 < found.epsilon_filter
+    for run in ("first", "second"):
+        with pytest.raises(PrivacyRefused):
+            Charge(ledger, "a" * 32, run, ASKED).begin([*gaussian(0.98), counted(1000.0, "other")])
+    # its own steps that are left belong to the plan
+    first.settle()
+    Charge(ledger, "a" * 32, "first", ASKED).begin(gaussian(0.98)).begin("count", 1)
     with pytest.raises(PrivacyRefused):
-        first.reserve(whole)
-    assert len(ledger.entries()) == count + 1
-    second.settle([Spent.of("count", dp_sgd_event(6.5, 1.0, 0))])
-    assert [run.run for run in spent(ledger.path).runs] == ["first"]
-    first.reserve(whole)
+        Charge(ledger, "a" * 32, "first", ASKED).begin(gaussian(0.98))
 
 
 SPENDER = """
@@ -229,14 +243,15 @@ import sys
 from pathlib import Path
 from rapid.errors import PrivacyRefused
 from rapid.dp.spending import Charge
-from rapid.dp.events import gaussian_event
-from rapid.dp.ledger import Ledger, Limit, Spent
+from rapid.dp.ledger import Ledger, Limit
+from rapid.dp.releases import QuerySpec, Release
+count = Release(spec=QuerySpec(name="count", kind="count", dataset_size=100), noise_multiplier=8.0)
 ledger = Ledger(Path(sys.argv[1]))
 sys.stdin.readline()
 for number in range(5):
     try:
         charge = Charge(ledger, "a" * 32, f"{sys.argv[2]}-{number}", Limit(1.0, 1e-5))
-        charge.reserve([Spent.of("count", gaussian_event(8.0))])
+        charge.begin([count])
         print("spent")
     except PrivacyRefused:
         print("refused")
@@ -246,7 +261,9 @@ for number in range(5):
 def test_processes_at_once_cannot_spend_more_than_there_is(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
     allowed = 7
-    limit = prv_epsilon([gaussian_event(8.0)] * allowed, DELTA)
+    # the least limit, to a hundredth, whose filter admits seven of them
+    events = [gaussian_event(8.0)] * allowed
+    limit = next(one / 100 for one in range(50, 500) if RenyiFilter.of(one / 100, DELTA).admits(events))
     set_limit(ledger, "a" * 32, Limit(limit, DELTA))
     command = [sys.executable, "-c", SPENDER, str(ledger.path)]
     spenders = [
@@ -308,14 +325,22 @@ def test_lines_of_rapid_0_1_are_read_and_composed_with_new_ones(old: Ledger) -> 
     found = spent(old.path)
     assert [run.run for run in found.runs] == ["one"]
     assert found.runs[0].releases == tuple(Spent.of("", event) for event in events)
-    assert found.epsilon == prv_epsilon(events, DELTA)
+    assert found.epsilon_prv == prv_epsilon(events, DELTA)
+    # its limit gets the filter that a new one would get
+    assert found.epsilon_filter == RenyiFilter.of(2.5, DELTA).spent(events)
     before = old.path.read_bytes()
-    Charge(old, "a" * 32, "three", ASKED).reserve(RUN)
+    Charge(old, "a" * 32, "three", ASKED).begin([counted(20.0, "overlap")])
     assert old.path.read_bytes().startswith(before)
-    together = prv_epsilon([*events, *(release.dp_event for release in RUN)], DELTA)
-    assert spent(old.path).epsilon == pytest.approx(together)
+    assert spent(old.path).epsilon_prv == pytest.approx(prv_epsilon([*events, gaussian_event(20.0)], DELTA))
     with pytest.raises(PrivacyRefused, match=r"limit of this data set is epsilon 2\.5"):
-        Charge(old, "a" * 32, "four", ASKED).reserve(gaussian(2.0))
+        Charge(old, "a" * 32, "four", ASKED).begin(gaussian(2.0))
+
+
+def test_a_run_of_an_older_rapid_that_goes_on_is_charged_for_both(old: Ledger) -> None:
+    """Its last line counts as it did, and what the new attempt takes is added."""
+    Charge(old, "a" * 32, "one", ASKED).begin([counted(30.0)])
+    old_events = [dp_sgd_event(1.0, 0.01, 100), gaussian_event(4.0), dp_sgd_event(9.0, 1.0, 3)]
+    assert spent(old.path).epsilon_prv == pytest.approx(prv_epsilon([*old_events, gaussian_event(30.0)], DELTA))
 
 
 def test_changed_lines_of_rapid_0_1_are_found(old: Ledger) -> None:

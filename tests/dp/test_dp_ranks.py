@@ -197,7 +197,7 @@ def test_an_overlap_is_refused_once(tmp_path: Path, public_bundle: Path, letters
 
 def test_a_killed_rank_ends_the_job_which_can_be_resumed(tmp_path: Path, public_bundle: Path, digits: Path) -> None:
     out = tmp_path / "out"
-    more = ("--set", "private.steps=150")
+    more = ("--set", "private.steps=60")
     process = torchrun(*arguments(public_bundle, digits, out, *more))
     assert process.stderr is not None
     shown = ""
@@ -211,11 +211,11 @@ def test_a_killed_rank_ends_the_job_which_can_be_resumed(tmp_path: Path, public_
     assert "go on with --resume" in errors or "start all ranks again with --resume" in errors
     assert "SIGKILL" in errors
     assert not (out / "privacy.json").exists()
-    assert 0 < torch.load(out / "checkpoints" / "denoiser.pt", weights_only=True)["step"] < 150
+    assert 0 < torch.load(out / "checkpoints" / "denoiser.pt", weights_only=True)["step"] < 60
     again = torchrun(*arguments(public_bundle, digits, out, *more, "--resume"))
     _, errors = again.communicate(timeout=180)
     assert again.returncode == 0, errors
-    assert json.loads((out / "privacy.json").read_text())["steps"] == 150
+    assert json.loads((out / "privacy.json").read_text())["steps"] == 60
 
 
 def child_of_rank(parent: int, rank: int) -> int:

@@ -108,7 +108,7 @@ def test_signal_to_noise_is_that_of_a_sum_of_equal_gradients() -> None:
     assert Release(spec=release.spec, noise_multiplier=0).signal_to_noise(5) == math.inf
 
 
-@given(st.integers(1, 10**9))
+@given(st.integers(1, 10**8))
 def test_the_default_delta_is_under_one_in_n(size: int) -> None:
     assert 0 < default_delta(size) <= 1 / (2 * size)
     assert default_delta(size + 1) < default_delta(size)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests_children import stay_in
+from tests_process import start, wait_for
 
 from rapid.errors import InputError
 from rapid.training import RunFolder
@@ -99,19 +98,14 @@ def test_a_run_that_was_killed_before_it_wrote_its_manifest_has_not_begun(tmp_pa
 def test_no_two_processes_work_in_it(tmp_path: Path) -> None:
     with enter(tmp_path):
         pass
-    entered, written = os.pipe()
-    other = os.fork()
-    if other == 0:
-        with enter(tmp_path, resume=True):
-            os.write(written, b"entered")
-            time.sleep(60)
-        os._exit(0)
-    assert os.read(entered, 7) == b"entered"
+    entered = tmp_path.with_name(f"{tmp_path.name}-entered")
+    other = start(stay_in, tmp_path, "train-private", MANIFEST, entered)
+    wait_for(entered)
     with pytest.raises(InputError, match="another process works in it"), enter(tmp_path, resume=True):
         pass
     # the lock goes with its process, however that ends
-    os.kill(other, signal.SIGKILL)
-    os.waitpid(other, 0)
+    other.kill()
+    other.join()
     with enter(tmp_path, resume=True):
         pass
 

@@ -1,0 +1,355 @@
+"""Attempts: what is charged when files of a run are removed, put back, exchanged or forged, and after crashes."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rapid.data import ImageSet
+from rapid.dp import Budget, DpSgdSpec, Execution, PrivateAccess, PublicFacts, QuerySpec, Release
+from rapid.dp.attempts import check_rise, counted
+from rapid.dp.ledger import Entry, Ledger, Limit, Saved, Spent
+from rapid.dp.spending import Charge, balance, set_limit
+from rapid.errors import InputError, PrivacyRefused, Stopped
+from rapid.files import content_hash
+from rapid.stopping import request_stop, stop_on_signal
+from rapid.training import RunFolder, Trainer
+
+SIZE, STEPS, DATA = 20, 6, "a" * 32
+COUNT = Release(spec=QuerySpec(name="many", kind="count", dataset_size=SIZE), noise_multiplier=5.0)
+TRAINING = Release(
+    spec=DpSgdSpec(name="network", dataset_size=SIZE, expected_batch=5, steps=STEPS, clip_norm=1.0),
+    noise_multiplier=3.0,
+)
+BUDGET = Budget(epsilon=4.0, delta=1e-3, dataset_size=SIZE, releases=(COUNT, TRAINING))
+PIXELS = np.random.default_rng(0).integers(0, 256, (SIZE, 2, 2), dtype=np.uint8)
+EVERY_STEP = Execution(checkpoint_seconds=-1.0)
+SELDOM = Execution(checkpoint_seconds=1e6)
+
+
+class Run:
+    """A run in a folder, with its ledger."""
+
+    def __init__(self, folder: Path, budget: Budget = BUDGET) -> None:
+        self.ledger, self.out, self.budget = Ledger(folder / "ledger.jsonl"), folder / "out", budget
+
+    def go(self, after_step: Callable[[int], None] | None = None, execution: Execution = EVERY_STEP) -> int:
+        """An attempt, as the command makes it; returns the noisy count."""
+        with RunFolder.enter(self.out, "train-private", {}, resume=True) as folder:
+            images = ImageSet(PIXELS, None, (), "private")
+            access = PrivateAccess(images, PublicFacts.of(images), self.budget, folder, device=torch.device("cpu"))
+            charge = Charge(self.ledger, DATA, folder.run_name(DATA), Limit(self.budget.epsilon, self.budget.delta))
+            with access.charged(charge):
+                count = access.count("many", lambda rows: rows.flatten(1).float().mean(1) > 127, access.images)
+                network = nn.Linear(4, 1)
+                optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+
+                def losses(rows: Tensor) -> Tensor:
+                    return network(rows.float().flatten(1) / 255).square().sum(1)
+
+                trainer = Trainer(network, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0))
+                access.train("network", trainer, losses, [access.images], execution=execution, between_steps=after_step)
+            folder.leave()
+            return count
+
+    def until(self, step: int, error: BaseException | None = None, **how: Any) -> None:
+        """An attempt that ends when so many steps are done: by a stop, or a crash."""
+
+        def end(done: int) -> None:
+            if done == step:
+                raise error or Stopped("stopped")
+
+        with pytest.raises(type(error or Stopped(""))):
+            self.go(end, **how)
+
+    def charged(self) -> dict[str, int]:
+        """The number of steps that all attempts are charged for."""
+        total: Counter[str] = Counter()
+        for line in counted(self.ledger.entries(), DATA):
+            for release in line.releases:
+                total[release.name] += sum(release.steps.values())
+        return dict(total)
+
+    def kinds(self) -> list[str]:
+        return [entry.kind for entry in self.ledger.entries()]
+
+    def checkpoint(self, name: str = "network") -> Path:
+        return self.out / "checkpoints" / f"{name}.pt"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_a_run_that_is_left_alone_is_charged_once(run: Run) -> None:
+    for step in (2, 3, 5):
+        run.until(step)
+        assert run.charged() == {"many": 1, "network": step}
+    run.go()
+    assert run.charged() == {"many": 1, "network": STEPS}
+
+
+def test_models_of_the_same_run_are_charged_one_by_one(run: Run) -> None:
+    """The result is kept, and the run is taken again with what is left of its folder."""
+    counts = {run.go() for _ in range(3)}
+    assert len(counts) > 1
+    assert run.charged() == {"many": 3, "network": 3 * STEPS}
+    set_limit(run.ledger, DATA, Limit(balance(run.ledger.entries(), DATA).epsilon_prv * 1.1, 1e-3))
+    with pytest.raises(PrivacyRefused, match="limit of this data set"):
+        run.go()
+    # with the limit from the beginning, the second model is refused
+    second = Run(run.out.parent / "second")
+    set_limit(second.ledger, DATA, Limit(BUDGET.spent, 1e-3))
+    second.go()
+    before = second.ledger.path.read_bytes()
+    with pytest.raises(PrivacyRefused, match="limit of this data set"):
+        second.go()
+    assert second.ledger.path.read_bytes() == before
+
+
+def test_a_charge_does_not_fall_when_a_checkpoint_is_removed(run: Run) -> None:
+    run.until(5)
+    first = balance(run.ledger.entries(), DATA).epsilon
+    run.checkpoint().unlink()
+    run.until(1)
+    assert run.charged() == {"many": 1, "network": 6}
+    assert balance(run.ledger.entries(), DATA).epsilon > first
+
+
+def test_a_count_that_is_drawn_again_is_charged_again(run: Run) -> None:
+    """Of a refusal that tells the count, whose record is removed each time."""
+    for number in (1, 2, 3):
+        with pytest.raises(PrivacyRefused, match="overlap"), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Trainer, "load_state_dict", refuse)
+            run.go()
+        run.checkpoint("many").unlink()
+        assert run.charged() == {"many": number}
+
+
+def refuse(*_: object) -> None:
+    raise PrivacyRefused("overlap")
+
+
+def test_an_older_checkpoint_that_is_put_back_is_charged_from_its_step(run: Run, tmp_path: Path) -> None:
+    run.until(2)
+    older = shutil.copyfile(run.checkpoint(), tmp_path / "older.pt")
+    run.until(4)
+    shutil.copyfile(older, run.checkpoint())
+    run.go()
+    assert run.charged() == {"many": 1, "network": 2 + 2 + (STEPS - 2)}
+    reserved = [entry for entry in run.ledger.entries() if entry.kind == "reserve"]
+    # the lines name what each attempt went on from
+    assert [entry.attempt for entry in reserved] == [1, 2, 3]
+    assert [{(s.name, s.step) for s in entry.checkpoints} for entry in reserved] == [
+        set(), {("many", 1), ("network", 2)}, {("many", 1), ("network", 2)},
+    ]  # fmt: skip
+    assert Saved("network", 2, content_hash(older)) in reserved[2].checkpoints
+
+
+def test_a_snapshot_of_the_whole_folder_is_charged_as_what_it_is(run: Run, tmp_path: Path) -> None:
+    """Put back in its place or elsewhere: the steps behind its checkpoints are taken again."""
+    run.until(3)
+    shutil.copytree(run.out, tmp_path / "snapshot")
+    run.go()
+    shutil.rmtree(run.out)
+    shutil.copytree(tmp_path / "snapshot", run.out)
+    run.go()
+    run.out = tmp_path / "snapshot"
+    run.go()
+    assert run.charged() == {"many": 1, "network": 3 + 3 * (STEPS - 3)}
+
+
+def test_a_forged_checkpoint_changes_only_how_many_steps_are_left(run: Run) -> None:
+    run.until(2)
+    state = torch.load(run.checkpoint(), weights_only=True)
+    torch.save(state | {"step": 5}, run.checkpoint())
+    run.go()
+    assert run.charged() == {"many": 1, "network": 2 + 1}
+    for step in (-3, STEPS + 1, 1.5, True):
+        torch.save(state | {"step": step}, run.checkpoint())
+        with pytest.raises(InputError, match="is no checkpoint of this run"):
+            run.go()
+
+
+def test_a_checkpoint_exchanged_after_the_charge_is_refused(run: Run) -> None:
+    run.until(4)
+    count = PrivateAccess.count
+
+    def removing(*arguments: Any) -> int:
+        run.checkpoint().unlink()
+        return count(*arguments)
+
+    with pytest.raises(PrivacyRefused, match="'network' was exchanged"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrivateAccess, "count", removing)
+        run.go()
+    assert run.charged() == {"many": 1, "network": 4}
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_crash_costs_at_most_the_steps_up_to_the_next_checkpoint(run: Run, step: int) -> None:
+    run.until(step, RuntimeError("a bug"))
+    # in full, until it goes on
+    assert run.charged() == {"many": 1, "network": STEPS}
+    run.go()
+    assert run.charged() == {"many": 1, "network": STEPS + 1}
+    assert balance(run.ledger.entries(), DATA).one_plan is False
+
+
+def test_a_crash_before_the_first_step_costs_nothing(run: Run) -> None:
+    def crash(*_: object) -> Tensor:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrivateAccess, "count", crash)
+        run.go()
+    assert run.charged() == {"many": 1, "network": STEPS}
+    run.go()
+    assert run.charged() == {"many": 1, "network": STEPS}
+    assert balance(run.ledger.entries(), DATA).one_plan
+
+
+def test_few_lines_are_written_and_few_checkpoints_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step of a training is charged alone; from its duration follows how many more are until a checkpoint."""
+    spec = TRAINING.spec.model_copy(update={"steps": 300})
+    longer = BUDGET.model_copy(update={"releases": (COUNT, TRAINING.model_copy(update={"spec": spec}))})
+    saves, write = [], torch.save
+
+    def counting(state: object, file: Path) -> None:
+        saves.append(file)
+        write(state, file)
+
+    monkeypatch.setattr(torch, "save", counting)
+    run = Run(tmp_path, longer)
+    run.go(execution=SELDOM)
+    assert run.kinds() == ["reserve", "spend", "spend", "spend", "settle"]
+    assert [sum(entry.releases[-1].steps.values()) for entry in run.ledger.entries()] == [300, 1, 1, 300, 300]
+    assert [path.name for path in saves] == ["many.pt", "network.pt", "network.pt"]
+
+
+def test_an_attempt_that_was_superseded_takes_no_more_steps(run: Run) -> None:
+    """Two processes in one folder, whose lock was removed."""
+    charge = Charge(run.ledger, DATA, "run", Limit(4.0, 1e-3))
+    first = charge.begin(BUDGET.releases)
+    first.begin("network", 1)
+    second = charge.begin(BUDGET.releases)
+    with pytest.raises(PrivacyRefused, match="goes on in another process"):
+        first.begin("network", 2)
+    first.settle()
+    second.begin("many", 1)
+    second.settle()
+    assert run.charged() == {"many": 1, "network": 1}
+    with pytest.raises(PrivacyRefused, match="has ended"):
+        second.begin("network", 1)
+
+
+def test_within_an_attempt_charges_only_rise(run: Run) -> None:
+    def line(kind: str, steps: int, step: int = 0) -> Entry:
+        return Entry(
+            number=0, time="", kind=kind, dataset=DATA, run="run", epsilon=1, delta=1e-3, attempt=1, mac="",
+            releases=(Spent.of("network", TRAINING.event(steps)),), checkpoints=(Saved("network", step, "00"),),
+        )  # fmt: skip
+
+    def spent(steps: int) -> list[Spent]:
+        return [Spent.of("network", TRAINING.event(steps))]
+
+    own = [line("reserve", 5, 1), line("spend", 3, 2)]
+    check_rise(own, "spend", spent(3))
+    check_rise(own, "spend", spent(5))
+    # a checkpoint of step 2, from step 1 on, proves one step
+    check_rise(own, "settle", spent(1))
+    for kind, steps in (("spend", 2), ("settle", 0)):
+        with pytest.raises(PrivacyRefused, match="less would be charged"):
+            check_rise(own, kind, spent(steps) if steps else [])
+    for kind in ("spend", "settle"):
+        with pytest.raises(PrivacyRefused, match="was not charged"):
+            check_rise(own, kind, spent(6))
+        with pytest.raises(PrivacyRefused, match="was not charged"):
+            check_rise(own, kind, [Spent.of("other", TRAINING.event(3))])
+
+
+def test_a_run_is_bound_to_its_images_and_their_ledger(run: Run) -> None:
+    run.until(2)
+    with RunFolder.enter(run.out, "train-private", {}, resume=True) as folder:
+        with pytest.raises(InputError, match="private: are not the images of the run") as refused:
+            folder.run_name("b" * 32)
+        assert refused.value.exit_code == 2
+        name = folder.run_name(DATA)
+    # nor does the ledger know it, or its checkpoints, for another data set
+    for run_name, places in ((name, None), ("other", named(run))):
+        with pytest.raises(InputError, match="are other images"):
+            Charge(run.ledger, "b" * 32, run_name, Limit(4.0, 1e-3)).begin(BUDGET.releases, places)
+
+
+def named(run: Run) -> dict[str, Saved]:
+    return {place.name: place for place in run.ledger.entries()[-1].checkpoints}
+
+
+def test_a_finished_run_that_could_not_settle_is_settled_by_the_next(run: Run) -> None:
+    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rapid.dp.attempts.Attempt.settle", interrupted)
+        run.go()
+    assert run.kinds()[-1] == "spend"
+    last = run.ledger.entries()[-1]
+    charge = Charge(run.ledger, DATA, last.run, Limit(4.0, 1e-3))
+    # it does not ask the folder what was taken
+    shutil.rmtree(run.out)
+    for _ in range(2):
+        charge.settle_finished()
+        assert run.kinds().count("settle") == 1
+    assert run.charged() == {"many": 1, "network": STEPS}
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_stop_at_any_line_after_the_last_step_loses_no_charge(tmp_path: Path) -> None:
+    """From the end of the training until the training states are removed."""
+    files = ("access.py", "attempts.py", "ledger.py", "run_folder.py", "test_dp_attempts.py")
+    number, lines = 0, 1
+    while number < lines:
+        run = Run(tmp_path / str(number))
+        seen = 0
+
+        def traced(frame: FrameType, event: str, _: object, nth: int = number) -> Any:
+            nonlocal seen
+            if not frame.f_code.co_filename.endswith(files):
+                return None
+            if event == "line":
+                if seen == nth:
+                    request_stop()
+                seen += 1
+            return traced
+
+        def last_step(done: int, traced: Any = traced) -> None:
+            if done == STEPS:
+                sys.settrace(traced)
+                frame: FrameType | None = sys._getframe()
+                while frame is not None:
+                    frame.f_trace = traced
+                    frame = frame.f_back
+
+        with stop_on_signal():
+            try:
+                run.go(last_step, SELDOM)
+            except Stopped:
+                assert run.kinds()[-1] == "settle"
+            finally:
+                sys.settrace(None)
+        assert run.charged() == {"many": 1, "network": STEPS}
+        assert run.kinds()[-1] == "settle"
+        lines = max(lines, seen)
+        # the whole way takes a minute; every 17th line of it takes turns through all functions
+        number += 17
+    assert lines > 100
