@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rapid.bundle.format import BundleConfig
+from rapid.data.units import ONE_PERSON
 from rapid.rounding import rounded_down, rounded_up
 
 
@@ -18,15 +19,19 @@ def privacy_in_words(statement: dict[str, Any]) -> str:
         if group
         else ""
     )
+    size = f"{statement['dataset_size']:,}"
+    person = statement["unit"] == ONE_PERSON
+    respect = f"the private images of {size} people" if person else f"the {size} private images"
+    who = "any one person was among them, with any number of images," if person else "any one image was among them"
+    counted = "people" if person else "private images"
     notes = "".join(f" {note}" for note in statement.get("notes", []))
     return (
-        f"The model is ({epsilon}, {delta})-differentially private with respect to the "
-        f"{statement['dataset_size']:,} private images: whether any one image was among them changes the probability "
-        f"of every possible outcome by a factor of at most e^{epsilon}, except for a probability of "
-        f"{delta}. This holds for the model and for all its outputs, however many. "
-        f"Adjacency: {statement['adjacency']}; unit: {statement['unit']}; accountant: {statement['accountant']}."
+        f"The model is ({epsilon}, {delta})-differentially private with respect to {respect}: "
+        f"whether {who} changes the probability of every possible outcome by a factor of at most "
+        f"e^{epsilon}, except for a probability of {delta}. This holds for the model and for all its "
+        f"outputs, however many. Adjacency: {statement['adjacency']}; unit: {statement['unit']}; accountant: {statement['accountant']}."
         f"{people}{notes} "
-        "The number of private images and the list of classes count as public. Choosing settings by looking at the "
+        f"The number of {counted} and the list of classes count as public. Choosing settings by looking at the "
         "private images is not covered."
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rapid.data import load_images
+from rapid.data.units import PeopleFrom
 from rapid.dp.ledger import Entry, Ledger, Limit, default_path
 from rapid.dp.releases import check_budget
 from rapid.dp.spending import Balance, balance, balances, set_limit
@@ -28,7 +29,7 @@ def show(options: argparse.Namespace) -> None:
     if options.dataset is None or ledger is None:
         found = balances(entries)
     else:
-        found = [balance(entries, _account(ledger, entries, options.dataset, options.show_paths))]
+        found = [balance(entries, _account(ledger, entries, options))]
     if options.json:
         print(json.dumps({"ledger": str(path), "datasets": [_row(one) for one in found]}, indent=2))
         return
@@ -50,7 +51,7 @@ def limit(options: argparse.Namespace) -> None:
     """`rapid ledger limit`."""
     check_budget(options.epsilon, options.delta, 1)
     ledger = Ledger(options.ledger or default_path())
-    account = _account(ledger, ledger.entries(), options.dataset, options.show_paths)
+    account = _account(ledger, ledger.entries(), options)
     found = set_limit(ledger, account, Limit(options.epsilon, options.delta))
     limited = f"epsilon {as_typed(options.epsilon)} spent at delta {as_typed(options.delta)}"
     print(f"data set {account}: {rounded_up(found.epsilon, 4)} of {limited}")
@@ -77,11 +78,13 @@ def _row(found: Balance) -> dict[str, object]:
     }
 
 
-def _account(ledger: Ledger, entries: Sequence[Entry], dataset: str, show_paths: bool) -> str:
+def _account(ledger: Ledger, entries: Sequence[Entry], options: argparse.Namespace) -> str:
     """The account of a data set, which is given as the path of its images or as the prefix of a known account."""
+    dataset: str = options.dataset
     known = {entry.dataset for entry in entries if entry.dataset.startswith(dataset)}
     if len(known) == 1 and len(dataset) >= ACCOUNT_DIGITS:
         return known.pop()
     if not Path(dataset).exists():
         raise InputError("DATASET", "is neither a path of images nor an account of rapid ledger show", dataset)
-    return ledger.account(load_images(Path(dataset), "DATASET", show_paths=show_paths).images)
+    people = PeopleFrom() if options.unit_folders else None
+    return ledger.account(load_images(Path(dataset), "DATASET", show_paths=options.show_paths, people=people).images)

@@ -38,9 +38,12 @@ def _build_kb(subparsers: Subparsers) -> None:
 def _plan(subparsers: Subparsers) -> None:
     plan = _command(subparsers, "plan", "train:plan", "compare the privacy cost of private trainings; spends nothing")
     size = plan.add_mutually_exclusive_group(required=True)
-    size.add_argument("--size", type=int, metavar="N", help="number of private images")
+    size.add_argument(
+        "--size", type=int, metavar="N", help="number of private images, or of people if they are the units"
+    )
     size.add_argument("--private", type=Path, metavar="PATH", help="private images, to be counted")
     _private_set(plan)
+    _units(plan)
     plan.add_argument("--epsilon", type=float, action="append", metavar="E", help="may be repeated; default: 1 and 10")
     _delta(plan)
     several = "may be repeated; default: values that keep the number of gradient computations"
@@ -59,6 +62,7 @@ def _train_private(subparsers: Subparsers) -> None:
     )
     private.add_argument("--private", type=Path, required=True, metavar="PATH", help="private images")
     _private_set(private)
+    _units(private)
     private.add_argument("--epsilon", type=float, required=True, metavar="E", help="privacy budget, such as 1 or 10")
     _delta(private)
     _output(private)
@@ -150,6 +154,7 @@ def _ledger(subparsers: Subparsers) -> None:
     verify = _command(actions, "verify", "ledger:verify", "check that no line of the ledger was altered")
     for action in (show, limit):
         _show_paths(action)
+        _unit_folders(action)
     for action in (show, limit, verify):
         _ledger_file(action)
 
@@ -184,7 +189,9 @@ def _command(subparsers: Subparsers, name: str, run: str, description: str) -> a
 
 
 def _delta(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--delta", type=float, metavar="D", help="default: 1 / (N ln N) for N images")
+    parser.add_argument(
+        "--delta", type=float, metavar="D", help="default: 1 / (N ln N) for N images, or people if they are the units"
+    )
 
 
 def _private_set(parser: argparse.ArgumentParser) -> None:
@@ -202,6 +209,18 @@ def _show_paths(parser: argparse.ArgumentParser) -> None:
 
 def _output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the bundle")
+
+
+def _units(parser: argparse.ArgumentParser) -> None:
+    unit = parser.add_mutually_exclusive_group()
+    words = "the unit is one person with all their images: this array of the .npz (N,) says whose image each is"
+    unit.add_argument("--unit-column", metavar="NAME", help=words)
+    _unit_folders(unit)
+
+
+def _unit_folders(parser: argparse._ActionsContainer) -> None:
+    words = "the unit is one person: the innermost folders are people, class/person/*.png or person/*.png"
+    parser.add_argument("--unit-folders", action="store_true", help=words)
 
 
 def _ledger_file(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from rapid.config.presets import private_settings
 from rapid.config.sections import DpSgdSettings, MethodSettings
 from rapid.data import ImageSet, load_images
 from rapid.data.classes import UNDECLARED, read_classes
+from rapid.data.units import ONE_IMAGE, ONE_PERSON, PeopleFrom
 from rapid.dp import PublicFacts, Ranks, default_delta
 from rapid.dp.proposal import EXPLANATION, choices, propose
 from rapid.dp.releases import DpSgdSpec, QuerySpec
@@ -41,10 +42,12 @@ def plan(options: argparse.Namespace) -> None:
     method = find_method(settings.method)
     classes, images = _classes(options), None
     if options.private is not None:
-        images = load_images(options.private, "private", classes, show_paths=options.show_paths)
+        images = load_images(
+            options.private, "private", classes, show_paths=options.show_paths, people=_people(options)
+        )
         if not images.declared:
             warnings.warn(UNDECLARED, stacklevel=2)
-    facts = _facts(options.size, images, classes)
+    facts = _facts(options, images, classes)
     numbers_of = settings.private
     if not isinstance(numbers_of, DpSgdSettings):
         raise InputError("base" if base else "preset", f"{method.name} has no batches and steps to compare")
@@ -63,12 +66,15 @@ def plan(options: argparse.Namespace) -> None:
     epsilons = options.epsilon or [1.0, 10.0]
     group_size, rows = settings.private.group_size, []
     with Progress("planning", len(pairs) * len(epsilons), "plan") as progress:
-        for found in propose(specs, delta, epsilons, pairs, parameters=parameters, group_size=group_size):
+        for found in propose(
+            specs, delta, epsilons, pairs, parameters=parameters, group_size=group_size, unit=facts.unit
+        ):
             rows.append(found.row())
             progress.advance()
     shares = {spec.name: spec.share for spec in specs(*pairs[0]) if spec.share is not None}
     common = {
         "dataset_size": facts.dataset_size,
+        "unit": facts.unit,
         "delta": delta,
         "clip_norm": numbers_of.clip_norm,
         "multiplicity": numbers_of.multiplicity,
@@ -80,7 +86,8 @@ def plan(options: argparse.Namespace) -> None:
         print(json.dumps(common | {"plans": rows}, indent=2))
         return
     trained = f"{parameters:,} trained parameters ({settings.preset})"
-    print(f"{facts.dataset_size:,} private images, delta {rounded_up(delta)}, {trained}")
+    counted = "people, each with all their images" if facts.unit == ONE_PERSON else "private images"
+    print(f"{facts.dataset_size:,} {counted}, delta {rounded_up(delta)}, {trained}")
     if spent := [f"'{name}' alone would spend {share:g} of it" for name, share in shares.items()]:
         print(f"epsilon covers all releases together; {', '.join(spent)}")
     print()
@@ -106,6 +113,7 @@ def train_private(options: argparse.Namespace) -> None:
             ledger=options.ledger,
             classes=ranks.all_or_none(lambda: _classes(options)),
             show_paths=options.show_paths,
+            people=_people(options),
         )
     if bundle is None:
         return
@@ -118,6 +126,11 @@ def train_private(options: argparse.Namespace) -> None:
 def _classes(options: argparse.Namespace) -> tuple[str, ...] | None:
     """Those of --classes, if it is given."""
     return None if options.classes is None else read_classes(options.classes)
+
+
+def _people(options: argparse.Namespace) -> PeopleFrom | None:
+    """What --unit-column or --unit-folders says; None: the unit is one image."""
+    return PeopleFrom(options.unit_column) if options.unit_folders or options.unit_column is not None else None
 
 
 def _private_settings(base: Path | None, options: argparse.Namespace) -> MethodSettings:
@@ -138,10 +151,12 @@ def _settings_on(base: Bundle, preset: str | None, overrides: list[str]) -> Meth
     return private_settings(settings, preset, overrides)
 
 
-def _facts(size: int | None, images: ImageSet | None, classes: Sequence[str] | None) -> PublicFacts:
-    """Those of the images, or of `size` images of these classes; of ten if they are not declared."""
+def _facts(options: argparse.Namespace, images: ImageSet | None, classes: Sequence[str] | None) -> PublicFacts:
+    """Those of the images, or of `size` images or people of these classes; of ten if they are not declared."""
     if images is not None:
         return PublicFacts.of(images)
+    size, unit = options.size, ONE_IMAGE if _people(options) is None else ONE_PERSON
     if size is None or size < 1:
-        raise InputError("size", "must be the number of private images, at least 1", size)
-    return PublicFacts(size, tuple(classes or map(str, range(CLASSES))), ())
+        counted = "people" if unit == ONE_PERSON else "private images"
+        raise InputError("size", f"must be the number of {counted}, at least 1", size)
+    return PublicFacts(size, tuple(classes or map(str, range(CLASSES))), (), unit)

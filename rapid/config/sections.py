@@ -141,7 +141,9 @@ class OverlapSettings(Section):
 class PrivateSettings(Section):
     """Any private stage. Only public numbers: nothing here may be derived from private images."""
 
-    group_size: int = Field(1, ge=1, description="images of one person, for whom epsilon is told too")
+    group_size: int = Field(
+        1, ge=1, description="images of one person, for whom epsilon is told too, if images are the units"
+    )
     noise_source: Literal["chacha20", "device"] = Field(
         "chacha20", description="chacha20: a stream cipher; device: the GPU's own generator, faster, not cryptographic"
     )
@@ -159,7 +161,9 @@ class DpSgdSettings(PrivateSettings):
     trainable: tuple[str, ...] = Field(("*",), description="patterns of the parameter names that are trained")
     optimizer: Literal["adam", "momentum"] = Field("adam", description="momentum: gradient descent, momentum 0.9")
     multiplicity: int = Field(
-        1, ge=1, description="draws of noise and timestep averaged for each image, before clipping"
+        1,
+        ge=1,
+        description="draws of noise and timestep averaged for each image, before clipping; for people: of their images",
     )
     physical_batch: int = Field(256, ge=1, description="draws in memory at a time: never changes what is released")
     precision: Literal["float32", "bfloat16"] = Field(

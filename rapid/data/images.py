@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rapid.data.classes import checked, class_folders
+from rapid.data.units import PeopleFrom, numbered
 from rapid.errors import InputError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
@@ -33,6 +34,8 @@ class ImageSet:
         classes: class names; empty if the images are unlabelled.
         source: where the images come from, for messages.
         declared: whether the class names were given, not taken from the labels.
+        units: int64, (N,), the number of the person that each image shows, 0..people-1, each at least once; None if
+            every image is a unit of its own.
     """
 
     images: NDArray[np.uint8]
@@ -40,6 +43,7 @@ class ImageSet:
     classes: tuple[str, ...]
     source: str = ""
     declared: bool = True
+    units: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -49,16 +53,30 @@ class ImageSet:
         """1 for grey images, 3 for RGB."""
         return 1 if self.images.ndim == 3 else 3
 
+    @property
+    def unit_count(self) -> int:
+        """Number of people if the unit is a person, else of images."""
+        return len(self) if self.units is None else int(self.units.max()) + 1
+
     def fingerprint(self) -> str:
-        """sha256 (hex) of pixels, labels and class names, to detect changes. Never store that of private images."""
+        """sha256 (hex) of pixels, labels, classes and units, to detect changes. Never store that of private images."""
         digest = hashlib.sha256(repr((self.images.shape, self.classes)).encode())
         digest.update(np.ascontiguousarray(self.images).data)
         if self.labels is not None:
             digest.update(np.ascontiguousarray(self.labels).data)
+        if self.units is not None:
+            digest.update(b"units" + self.units.tobytes())
         return digest.hexdigest()
 
 
-def load_images(path: Path, field: str, classes: Sequence[str] | None = None, *, show_paths: bool = True) -> ImageSet:
+def load_images(
+    path: Path,
+    field: str,
+    classes: Sequence[str] | None = None,
+    *,
+    show_paths: bool = True,
+    people: PeopleFrom | None = None,
+) -> ImageSet:
     """Read images from a folder (flat, or one sub-folder per class) or an `.npz` file.
 
     An `.npz` holds `images` and, if they are labelled, `labels` and optionally `classes`. A sub-folder without images,
@@ -70,10 +88,11 @@ def load_images(path: Path, field: str, classes: Sequence[str] | None = None, *,
         classes: declared class names, whose order numbers them. Sub-folders, and the names of an `.npz`, must be among
             them; labels of an `.npz` without names are their numbers. Default: those of the set.
         show_paths: name files, and what is wrong in them, in messages. False for private images.
+        people: where the set says whose image each is; default: every image is a unit of its own.
 
     Raises:
-        InputError: nothing there, no images, unreadable images, mixed sizes or colour modes, wrong types, or a label
-            that is not among `classes`.
+        InputError: nothing there, no images, unreadable images, mixed sizes or colour modes, wrong types, a label
+            that is not among `classes`, or images without a person where `people` is given.
     """
     if not path.exists():
         raise InputError(field, "does not exist; give a folder of images or an .npz file", path)
@@ -82,9 +101,13 @@ def load_images(path: Path, field: str, classes: Sequence[str] | None = None, *,
         checked(classes, "classes")
     with nullcontext() if show_paths else _quiet():
         if path.is_dir():
-            found = _load_folder(source, classes)
+            if people is not None and people.column is not None:
+                raise InputError("unit_column", "is for .npz files; for a folder use --unit-folders", path)
+            found = _load_folder(source, classes) if people is None else _load_people(source, classes)
         elif path.suffix == ".npz":
-            found = _load_npz(source, classes)
+            if people is not None and people.column is None:
+                raise InputError("unit_folders", "is for folders; for an .npz file use --unit-column NAME", path)
+            found = _load_npz(source, classes, people.column if people else None)
         else:
             raise InputError(field, "is neither a folder nor an .npz file", path)
     if classes is not None and found.labels is None:
@@ -160,8 +183,8 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _load_npz(source: _Source, classes: Sequence[str] | None) -> ImageSet:
-    arrays = _arrays(source)
+def _load_npz(source: _Source, classes: Sequence[str] | None, column: str | None) -> ImageSet:
+    arrays = _arrays(source, column)
     if "images" not in arrays:
         missing = "has no array 'images'"
         raise source.error(missing, f"{missing} (found: {', '.join(arrays) or 'nothing'})")
@@ -171,12 +194,14 @@ def _load_npz(source: _Source, classes: Sequence[str] | None) -> ImageSet:
     if images.ndim == 4 and images.shape[3] == 1:
         images = images[..., 0]
     if not (images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)):
-        raise source.error(f"'images' has shape {images.shape}, expected (N, H, W) or (N, H, W, 3)")
+        expected = "expected (N, H, W) or (N, H, W, 3)"
+        raise source.error(f"'images' has shape {_shape(images, column)}, {expected}")
     if 0 in images.shape:
         raise source.error("has no images")
+    units = None if column is None else _column(arrays, column, len(images), source)
     if "labels" not in arrays:
-        return ImageSet(images, None, (), str(source.path))
-    labels = _check_labels(arrays["labels"], len(images), source)
+        return ImageSet(images, None, (), str(source.path), units=units)
+    labels = _check_labels(arrays["labels"], len(images), source, column)
     if labels.min() < 0:
         raise source.error("'labels' must be at least 0")
     if "classes" in arrays:
@@ -189,22 +214,48 @@ def _load_npz(source: _Source, classes: Sequence[str] | None) -> ImageSet:
         raise source.error(f"'labels' must lie in 0..{len(names) - 1}: there are {len(names)} classes")
     if classes is not None:
         names, labels = tuple(classes), _numbers(names, classes, "a name of its 'classes'", source)[labels]
-    return ImageSet(images, labels, names, str(source.path), declared="classes" in arrays or classes is not None)
+    declared = "classes" in arrays or classes is not None
+    return ImageSet(images, labels, names, str(source.path), declared, units)
 
 
-def _arrays(source: _Source) -> dict[str, NDArray[Any]]:
+def _arrays(source: _Source, column: str | None) -> dict[str, NDArray[Any]]:
+    wanted = (*ARRAYS, column)
     try:
         # np.load leaves a damaged file open, so open it here
         with source.path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive if "images" not in archive or name in ARRAYS}
+            return {name: archive[name] for name in archive if "images" not in archive or name in wanted}
     except MemoryError:
         raise
     except Exception:  # damaged files raise errors of all kinds, whose messages hold bytes of the file
         raise source.error("is damaged or not an .npz file; write it with numpy.savez") from None
 
 
-def _check_labels(labels: NDArray[Any], count: int, source: _Source) -> NDArray[np.int64]:
+def _column(arrays: dict[str, NDArray[Any]], column: str, count: int, source: _Source) -> NDArray[np.int64]:
+    """The number of the person that each image shows."""
+    if column not in arrays:
+        raise InputError("unit_column", "is not an array of --private", column)
+    names = arrays[column]
+    if names.dtype.kind not in "iuU":
+        raise InputError("unit_column", "must be an array of strings or integers", column)
+    if names.shape != (count,):
+        raise InputError("unit_column", "must be an array with one entry for each image", column)
+    if names.dtype.kind != "U":
+        return np.unique(names, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    if not all(names):
+        # images of several people would be protected as if they were of one
+        raise InputError("unit_column", "has an empty entry; say for every image whose it is", column)
+    return numbered(names)
+
+
+def _shape(array: NDArray[Any], column: str | None) -> str:
+    """The shape for a message, without N if people are the units: how many images they have is not public."""
+    return str(array.shape) if column is None else f"({', '.join(['N', *map(str, array.shape[1:])])})"
+
+
+def _check_labels(labels: NDArray[Any], count: int, source: _Source, column: str | None) -> NDArray[np.int64]:
     if labels.shape != (count,):
+        if column is not None:
+            raise source.error("'labels' must have one number for each image")
         raise source.error(f"'labels' has shape {labels.shape}, expected ({count},): one for each image")
     if labels.dtype.kind not in "iu":
         raise source.error(f"'labels' is {labels.dtype}, expected integers")
@@ -238,6 +289,32 @@ def _load_folder(source: _Source, classes: Sequence[str] | None) -> ImageSet:
     images = _read_images([file for group in groups for file in group], source)
     labels = np.repeat(numbers, [len(group) for group in groups]) if folders else None
     return ImageSet(images, labels, names, str(source.path))
+
+
+def _load_people(source: _Source, classes: Sequence[str] | None) -> ImageSet:
+    """The images of `class/person/*.png`, or if no sub-folder has sub-folders, of `person/*.png`."""
+    try:
+        folders, loose = class_folders(source.path), _image_files(source.path)
+        inner = [class_folders(folder) for folder in folders]
+        labelled = any(inner)
+        if labelled:
+            loose = [*loose, *(file for folder in folders for file in _image_files(folder))]
+        people = [(number, one) for number, group in enumerate(inner) for one in group]
+        groups = [(number, one.name, _image_files(one)) for number, one in people or enumerate(folders)]
+        deeper = any(class_folders(one) for _, one in people)
+    except OSError as error:
+        raise source.error("a sub-folder cannot be read", str(error)) from None
+    if loose or deeper:
+        raise source.error("with --unit-folders every image lies in a person's folder: class/person or person")
+    names = tuple(folder.name for folder in folders) if labelled else ()
+    numbers = np.arange(len(folders), dtype=np.int64)
+    if labelled and classes is not None:
+        names, numbers = tuple(classes), _numbers(names, classes, "the name of a sub-folder", source)
+    images = _read_images([file for _, _, group in groups for file in group], source)
+    sizes = [len(group) for _, _, group in groups]
+    labels = np.repeat(numbers[[number for number, _, _ in groups]], sizes) if labelled else None
+    units = numbered(name for _, name, group in groups for _ in group)
+    return ImageSet(images, labels, names, str(source.path), units=units)
 
 
 def _read_images(files: Sequence[Path], source: _Source) -> NDArray[np.uint8]:

@@ -16,17 +16,19 @@ import torch
 from torch import Tensor
 
 from rapid.data import ImageSet
+from rapid.data.units import ONE_IMAGE, ONE_PERSON
 from rapid.dp.accounting import prv_epsilon
 from rapid.dp.attempts import Attempt
 from rapid.dp.budget import Budget
 from rapid.dp.ledger import Saved
 from rapid.dp.mechanism import PrivateMechanism
-from rapid.dp.queries import clipped_rows, noisy_sum
-from rapid.dp.randomness import randomness_for
+from rapid.dp.queries import noisy_sum
+from rapid.dp.randomness import Randomness, randomness_for
 from rapid.dp.ranks import Ranks
 from rapid.dp.releases import Release
 from rapid.dp.rows import PrivateTensor, Rows, apply, apply_scalar, row_shape, take
 from rapid.dp.spending import Charge
+from rapid.dp.units import Units
 from rapid.errors import InputError, LostRank, PrivacyRefused, RapidError, Stopped
 from rapid.files import content_hash
 from rapid.rounding import rounded_up
@@ -41,21 +43,26 @@ class PublicFacts:
     """Public facts about the private images.
 
     Attributes:
-        dataset_size: N.
+        dataset_size: N, the number of units: images, or people. How many images people have is not public.
         classes: names; empty for unlabelled images.
         image_shape: (H, W) or (H, W, 3).
-        unit: of the guarantee.
+        unit: of the guarantee, "one image" or "one person".
     """
 
     dataset_size: int
     classes: tuple[str, ...]
     image_shape: tuple[int, ...]
-    unit: str = "one image"
+    unit: str = ONE_IMAGE
 
     @classmethod
     def of(cls, images: ImageSet) -> PublicFacts:
         """The public facts of an image set."""
-        return cls(len(images), images.classes if images.labels is not None else (), images.images.shape[1:])
+        return cls(
+            images.unit_count,
+            images.classes if images.labels is not None else (),
+            images.images.shape[1:],
+            ONE_IMAGE if images.units is None else ONE_PERSON,
+        )
 
 
 @dataclass(frozen=True)
@@ -79,10 +86,11 @@ class PrivateAccess:
     """Private images and the operations that are allowed on them.
 
     Formal guarantee: only results of `train`, `count`, `mean` and `histogram` leave this object. Each is a release of
-    the budget, so together they spend at most `budget.epsilon` at `budget.delta`.
+    the budget, so together they spend at most `budget.epsilon` at `budget.delta`. If the images have `units`, a person
+    with all their images is what is drawn, clipped and counted (see `rapid.dp.units`).
 
     Args:
-        images: of this rank.
+        images: of this rank: all images of its units, `ranks.part(facts.dataset_size)`.
         facts: of the images of all ranks.
         budget: what may be released.
         run_folder: where the first rank records what was released.
@@ -109,6 +117,9 @@ class PrivateAccess:
         self.ranks = ranks or Ranks()
         self.images = PrivateTensor(torch.from_numpy(np.ascontiguousarray(images.images)))
         self._labels = None if images.labels is None else PrivateTensor(torch.from_numpy(images.labels))
+        self._units = Units(None if images.units is None else torch.from_numpy(images.units))
+        # the progress would tell how many images people have
+        self._shown = self.ranks.first and not self._units.people
         self._folder = run_folder
         self._attempt: Attempt | None = None
 
@@ -167,13 +178,13 @@ class PrivateAccess:
         Args:
             function: see `Rows`.
             tensors: their rows are the arguments of the function.
-            title: shown with the progress, if it is not empty.
+            title: shown with the progress, if it is not empty; nothing is shown if people are the units.
 
         Raises:
             ValueError: the function mixes examples, as batch normalisation does.
             Stopped: a stop was requested.
         """
-        return PrivateTensor(apply(function, tensors, title=title, shown=self.ranks.first))
+        return PrivateTensor(apply(function, tensors, title=title, shown=self._shown))
 
     def train(
         self,
@@ -195,7 +206,8 @@ class PrivateAccess:
             trainer: a new trainer; the parameters of its network that require gradients are trained. All ranks start
                 with the first rank's state.
             losses: rows of `data` (n, ...) -> losses, float (n,); with multiplicity K, K consecutive rows per example.
-            data: the inputs of the losses, one row per example.
+                If people are the units, each row is a random image of the person, drawn independently.
+            data: the inputs of the losses, one row per image.
             execution: how it runs.
             between_steps: called after each step with the number of steps, such as a GAN's generator step.
 
@@ -211,10 +223,11 @@ class PrivateAccess:
         trainer.load_state_dict(
             self.ranks.broadcast_state((checkpoint.load() if checkpoint else None) or trainer.state_dict())
         )
+        secret = Randomness()
         mechanism = PrivateMechanism(
             release,
             trainer.network,
-            lambda indices: losses(*take(data, indices)),
+            lambda indices: losses(*take(data, self._units.draw(indices, secret))),
             physical_batch=how.physical_batch,
             autocast=how.autocast,
             steps_taken=trainer.steps_done,
@@ -242,6 +255,8 @@ class PrivateAccess:
     def count(self, name: str, predicate: Rows, *tensors: PrivateTensor) -> int:
         """Release how many examples satisfy a predicate, with noise and rounded to a whole number.
 
+        People are counted if one of their images satisfies it.
+
         Args:
             name: of the release, a count.
             predicate: rows -> bool (n,).
@@ -253,13 +268,15 @@ class PrivateAccess:
         """
 
         def total() -> Tensor:
-            return apply_scalar(predicate, tensors, title=name, shown=self.ranks.first).bool().sum().double().view(1)
+            return self._units.number(apply_scalar(predicate, tensors, title=name, shown=self._shown))
 
         # whole numbers hide the last digits of floating-point noise
         return round(self._query(name, "count", total).item())
 
     def mean(self, name: str, features: Rows, *tensors: PrivateTensor) -> Tensor:
         """Release the mean of features over all examples, with noise.
+
+        A person's features are the mean of those of their images.
 
         Args:
             name: of the release, a mean; its sensitivity is the l2 norm to which each example's features are clipped.
@@ -275,13 +292,15 @@ class PrivateAccess:
         release, shape = self._listed(name, "mean"), row_shape(features, tensors)
 
         def total() -> Tensor:
-            rows = apply(features, tensors, title=name, shown=self.ranks.first)
-            return clipped_rows(rows, release.spec.sensitivity).sum(0)
+            rows = apply(features, tensors, title=name, shown=self._shown)
+            return self._units.clipped_sum(rows, release.spec.sensitivity)
 
         return (self._query(name, "mean", total) / self.facts.dataset_size).view(shape)
 
     def histogram(self, name: str, bins: int, function: Rows, *tensors: PrivateTensor) -> Tensor:
         """Release how many examples fall into each bin, with noise and rounded to whole numbers.
+
+        A person has one vote, which their images share.
 
         Args:
             name: of the release, a histogram.
@@ -298,8 +317,7 @@ class PrivateAccess:
         """
 
         def total() -> Tensor:
-            found = apply_scalar(function, tensors, title=name, shown=self.ranks.first)
-            return torch.bincount(found[(found >= 0) & (found < bins)], minlength=bins).double()
+            return self._units.votes(apply_scalar(function, tensors, title=name, shown=self._shown), bins)
 
         return self._query(name, "histogram", total).round()
 

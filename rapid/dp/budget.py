@@ -10,6 +10,7 @@ from typing import Any, Self
 from dp_accounting import DpEvent
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from rapid.data.units import ONE_IMAGE, ONE_PERSON
 from rapid.dp.accounting import (
     group_epsilon,
     pld_epsilon,
@@ -38,6 +39,7 @@ class Budget(BaseModel):
         delta: of (epsilon, delta).
         dataset_size: N.
         group_size: images of one person, for whom epsilon is reported too.
+        unit: of the guarantee; N counts it.
         releases: everything that may be released about the private images.
     """
 
@@ -47,6 +49,7 @@ class Budget(BaseModel):
     delta: float = Field(gt=0, lt=1)
     dataset_size: int = Field(ge=1)
     group_size: int = Field(1, ge=1)
+    unit: str = ONE_IMAGE
     releases: tuple[Release, ...]
 
     @model_validator(mode="after")
@@ -155,8 +158,9 @@ def calibrate(
     epsilon: float,
     delta: float,
     group_size: int = 1,
+    unit: str = ONE_IMAGE,
 ) -> Budget:
-    """Find the least noise with which all releases together spend at most `epsilon` at `delta`, for one image.
+    """Find the least noise with which all releases together spend at most `epsilon` at `delta`, for one unit.
 
     Each release with a share gets the noise with which it alone would spend its share of epsilon; the one without a
     share gets what is left, by numerical composition with the others.
@@ -165,7 +169,8 @@ def calibrate(
         specs: of one data set; exactly one has no share.
         epsilon: of all together.
         delta: in (0, 1).
-        group_size: images of one person, for whom epsilon is reported too.
+        group_size: images of one person, for whom epsilon is reported too; 1 if the unit is a person.
+        unit: of the guarantee.
 
     Raises:
         InputError: an argument out of range.
@@ -177,6 +182,9 @@ def calibrate(
         raise ValueError(f"exactly one release must have no share of epsilon, not {len(rest)}")
     size = rest[0].dataset_size
     check_budget(epsilon, delta, size)
+    if group_size > 1 and unit == ONE_PERSON:
+        problem = "is for guarantees of single images, and here the unit is a person already; leave it at 1"
+        raise InputError("private.group_size", problem, group_size)
     if group_size > size:
         raise InputError("private.group_size", f"is larger than the private set of {size} images", group_size)
     noise = {spec.name: _alone(spec, epsilon * spec.share, delta) for spec in specs if spec.share is not None}
@@ -185,7 +193,9 @@ def calibrate(
         rest[0].least_noise_multiplier, solve_noise_multiplier(rest[0].event, epsilon, delta, others)
     )
     releases = tuple(Release(spec=spec, noise_multiplier=noise[spec.name]) for spec in specs)
-    budget = Budget(epsilon=epsilon, delta=delta, dataset_size=size, group_size=group_size, releases=releases)
+    budget = Budget(
+        epsilon=epsilon, delta=delta, dataset_size=size, group_size=group_size, unit=unit, releases=releases
+    )
     budget.check()
     return budget
 

@@ -181,6 +181,19 @@ class Ledger:
         digests = sorted(hashlib.sha256(shape + np.ascontiguousarray(image).tobytes()).digest() for image in images)
         return hmac.new(self._key, b"dataset" + b"".join(digests), hashlib.sha256).hexdigest()[:32]
 
+    def assignment(self, images: NDArray[np.uint8], units: NDArray[np.int64]) -> str:
+        """A keyed hash of whose image each is: 32 hexadecimal digits. Order of images and names do not matter.
+
+        Args:
+            images: as for `account`.
+            units: number of the person that each image shows, int64 (N,).
+        """
+        of_person: dict[int, list[bytes]] = {}
+        for image, unit in zip(images, units.tolist(), strict=True):
+            of_person.setdefault(unit, []).append(hashlib.sha256(np.ascontiguousarray(image).tobytes()).digest())
+        people = sorted(hashlib.sha256(b"".join(sorted(group))).digest() for group in of_person.values())
+        return hmac.new(self._key, b"units" + b"".join(people), hashlib.sha256).hexdigest()[:32]
+
     def entries(self) -> list[Entry]:
         """All lines, checked.
 

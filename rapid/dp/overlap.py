@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rapid.data.thumbnails import LIKENESS, SIDE, near_duplicates, thumbnails
+from rapid.data.units import ONE_IMAGE, ONE_PERSON, plural
 from rapid.dp.access import PrivateAccess
 from rapid.dp.accounting import prv_epsilon
 from rapid.dp.budget import Budget
@@ -32,12 +33,13 @@ FOUND = 9
 """An overlap of at least this many standard deviations is refused in 999 of 1000 runs."""
 
 
-def overlap_spec(dataset_size: int, share: float) -> QuerySpec:
+def overlap_spec(dataset_size: int, share: float, unit: str = ONE_IMAGE) -> QuerySpec:
     """The release of the check, which alone would spend `share` of epsilon or less."""
+    who = "people with an image that has" if unit == ONE_PERSON else "private images with"
     return QuerySpec(
         name=NAME,
         kind="count",
-        title="number of private images with a near-duplicate among the public ones "
+        title=f"number of {who} a near-duplicate among the public ones "
         f"(correlation of {SIDE}x{SIDE} grey thumbnails of {LIKENESS} or more)",
         share=share,
         dataset_size=dataset_size,
@@ -65,11 +67,11 @@ def check_overlap(access: PrivateAccess, public: NDArray[np.uint8]) -> None:
         LostRank: another rank is gone.
     """
     release = access.budget.release(NAME)
-    least, size = smallest_found(release), access.facts.dataset_size
+    least, size, unit = smallest_found(release), access.facts.dataset_size, access.facts.unit
     if least > size and access.ranks.first:
         warnings.warn(
-            f"at this epsilon the overlap check would need {least:,} images to be sure to find that public and private "
-            f"ones overlap, and --private has {size:,}: make sure of it yourself",
+            f"at this epsilon the overlap check would need {least:,} {plural(unit)} to be sure to find that public and "
+            f"private images overlap, and --private has {size:,}: make sure of it yourself",
             stacklevel=2,
         )
 
@@ -78,15 +80,16 @@ def check_overlap(access: PrivateAccess, public: NDArray[np.uint8]) -> None:
 
     count = access.count(NAME, alike, access.images)
     if count > REFUSED * release.noise_multiplier:
-        refused = PrivacyRefused(_refusal(count, release, size, access.budget.delta))
+        refused = PrivacyRefused(_refusal(count, release, size, access.budget.delta, unit))
         refused.reported = not access.ranks.first
         raise refused
 
 
-def _refusal(count: int, release: Release, size: int, delta: float) -> str:
+def _refusal(count: int, release: Release, size: int, delta: float, unit: str) -> str:
+    who = "people have an image with" if unit == ONE_PERSON else "private images have"
     return (
-        f"--private and --base overlap: about {count:,} of the {size:,} private images have a near-duplicate among the "
-        f"public ones (a count with noise of standard deviation {rounded_down(release.noise_multiplier)}; "
+        f"--private and --base overlap: about {count:,} of the {size:,} {who} a near-duplicate among the "
+        f"public images (a count with noise of standard deviation {rounded_down(release.noise_multiplier)}; "
         f"{smallest_found(release):,} or more are found almost surely). Nothing was trained. This count has spent at "
         f"most epsilon {rounded_up(prv_epsilon([release.event()], delta))} at delta {rounded_up(delta)}, which adds to "
         "what is done next with these images. Build a base of other public images, and give a new --out"
@@ -97,14 +100,16 @@ def overlap_note(budget: Budget) -> str:
     """Result of the check as a sentence for the privacy statement."""
     if NAME not in budget.names:
         return "It was not checked whether private images are among the public ones, which have no protection."
-    least = smallest_found(budget.release(NAME))
+    least, people = smallest_found(budget.release(NAME)), budget.unit == ONE_PERSON
     if least > budget.dataset_size:
         return (
             "Whether private images are among the public ones, which have no protection, is not known: a noisy count, "
-            "part of epsilon, gave no sign of it, but the private images are too few for it to be sure."
+            "part of epsilon, gave no sign of it, but the "
+            f"{'people' if people else 'private images'} are too few for it to be sure."
         )
+    copies = f"images of {least:,} people" if people else f"{least:,} of them"
     return (
         "A noisy count, part of epsilon, gave no sign that private images are among the public ones, which have no "
-        f"protection; copies of {least:,} of them or more would almost surely have been seen, but none that are moved, "
+        f"protection; copies of {copies} or more would almost surely have been seen, but none that are moved, "
         "turned or cropped."
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rapid.config.sections import DpSgdSettings
+from rapid.data.units import ONE_IMAGE
 from rapid.dp.budget import Budget, calibrate
 from rapid.dp.releases import DpSgdSpec, QuerySpec
 
@@ -25,7 +26,7 @@ class Proposal:
     """A budget, and the epsilon for which it was calibrated.
 
     Attributes:
-        epsilon_wanted: upper limit of epsilon for one image.
+        epsilon_wanted: upper limit of epsilon for one unit.
         budget: what would be spent.
         parameters: number of trained parameters.
     """
@@ -88,6 +89,7 @@ def propose(
     *,
     parameters: int,
     group_size: int = 1,
+    unit: str = ONE_IMAGE,
 ) -> Iterator[Proposal]:
     """The budget with the least noise for each epsilon and (expected_batch, steps); each takes a second.
 
@@ -98,11 +100,12 @@ def propose(
         pairs: expected batches and steps to compare.
         parameters: number of trained parameters.
         group_size: images of one person, for whom epsilon is reported too.
+        unit: of the guarantee.
 
     Raises:
         InputError: an argument out of range.
     """
     for epsilon in epsilons:
         for batch, steps in pairs:
-            budget = calibrate(specs(batch, steps), epsilon=epsilon, delta=delta, group_size=group_size)
+            budget = calibrate(specs(batch, steps), epsilon=epsilon, delta=delta, group_size=group_size, unit=unit)
             yield Proposal(epsilon, budget, parameters)

@@ -30,7 +30,8 @@ class PrivateTensor:
         return len(self._rows)
 
     def __repr__(self) -> str:
-        return f"PrivateTensor({len(self)} rows of {tuple(self._rows.shape[1:])})"
+        # without their number, which is private if people are the units
+        return f"PrivateTensor(rows of {tuple(self._rows.shape[1:])})"
 
     def __reduce__(self) -> str:
         raise PrivacyRefused("private rows cannot be pickled")

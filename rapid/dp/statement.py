@@ -10,6 +10,7 @@ from typing import Any
 from dp_accounting import NeighboringRelation
 
 import rapid
+from rapid.data.units import ONE_PERSON
 from rapid.dp.accounting import accountant_name, group_accountant_name
 from rapid.dp.budget import Budget
 from rapid.dp.events import compose, event_to_json
@@ -20,16 +21,18 @@ from rapid.rounding import up_to_places
 PACKAGES = ("torch", "opacus", "diffusers", "faiss-cpu", "faiss-gpu-cu12", "numpy", "cryptography", "dp-accounting")
 
 
-def privacy_statement(budget: Budget, *, method: str, noise_source: str, unit: str = "one image") -> dict[str, Any]:
+def privacy_statement(budget: Budget, *, method: str, noise_source: str) -> dict[str, Any]:
     """Content of `privacy.json` of a finished private stage.
 
     Args:
         budget: what was spent.
         method: name of the method.
         noise_source: of trainings, a key of `NOISE_SOURCES`; queries always take noise from the stream cipher.
-        unit: of the guarantee.
     """
-    main = budget.main
+    main, unit = budget.main, budget.unit
+    replaced = "the number of private images N is public: one image"
+    if unit == ONE_PERSON:
+        replaced = "the number of people N is public: one person, with all their images,"
     statement: dict[str, Any] = {
         "epsilon": _round_up(budget.spent),
         "delta": budget.delta,
@@ -40,14 +43,14 @@ def privacy_statement(budget: Budget, *, method: str, noise_source: str, unit: s
         "relation": {
             "name": NeighboringRelation.REPLACE_SPECIAL.name,
             "library": f"dp_accounting {metadata.version('dp-accounting')}",
-            "words": f"the number of private images N is public: {unit} is replaced by one that contributes nothing",
+            "words": f"{replaced} is replaced by one that contributes nothing",
         },
         "unit": unit,
         "method": method,
-        **_numbers(main),
+        **_numbers(main, unit),
         "dataset_size": budget.dataset_size,
         "noise_source": _noise_source(main, noise_source),
-        "releases": [_release(release, noise_source) for release in budget.releases],
+        "releases": [_release(release, unit, noise_source) for release in budget.releases],
         "event": event_to_json(compose(budget.events())),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "packages": {"rapid": rapid.__version__, **_versions()},
@@ -63,22 +66,24 @@ def privacy_statement(budget: Budget, *, method: str, noise_source: str, unit: s
     return statement
 
 
-def _release(release: Release, noise_source: str) -> dict[str, Any]:
+def _release(release: Release, unit: str, noise_source: str) -> dict[str, Any]:
     """One item of `releases`."""
     return {
         "name": release.name,
         "title": release.spec.title,
-        **_numbers(release),
+        **_numbers(release, unit),
         "noise_source": _noise_source(release, noise_source),
         "event": event_to_json(release.event()),
     }
 
 
-def _numbers(release: Release) -> dict[str, Any]:
+def _numbers(release: Release, unit: str) -> dict[str, Any]:
     spec = release.spec
     if isinstance(spec, DpSgdSpec):
         batch = "full batch" if spec.sample_rate == 1 else "Poisson-sampled"
-        mechanism = f"DP-SGD: {batch}, per-example clipped, Gaussian noise"
+        # of a person, `multiplicity` random images are averaged
+        clipped = "sampled and clipped per person" if unit == ONE_PERSON else "per-example clipped"
+        mechanism = f"DP-SGD: {batch}, {clipped}, Gaussian noise"
         own: dict[str, Any] = {
             "expected_batch": spec.expected_batch,
             "clip_norm": spec.clip_norm,

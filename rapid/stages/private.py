@@ -18,6 +18,7 @@ from rapid.bundle.card import private_card
 from rapid.config.sections import MethodSettings
 from rapid.data import ImageSet, fit_images, load_images
 from rapid.data.classes import UNDECLARED
+from rapid.data.units import PeopleFrom
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget, calibrate
 from rapid.dp.ledger import Ledger, Limit, default_path
@@ -45,6 +46,8 @@ class _Prepared:
     facts: PublicFacts
     account: str
     """Identifier of the data set in the ledger; empty on all ranks but the first."""
+    assignment: str
+    """Identifier of whose image each is; empty if images are the units, and on all ranks but the first."""
     budget: Budget
     asked: Json
     """The request: public facts only, ready for JSON."""
@@ -64,6 +67,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     ledger: Path | None = None,
     classes: Sequence[str] | None = None,
     show_paths: bool = False,
+    people: PeopleFrom | None = None,
 ) -> Bundle | None:
     """Run the private stage of a method: the result is (epsilon, delta)-DP with respect to the private images.
 
@@ -81,6 +85,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
         classes: declared class names of `private`, see `load_images`; default: its sub-folders or its array `classes`.
             A warning says so if there are none, and the labels decide.
         show_paths: name private files in error messages.
+        people: where `private` says whose image each is: the unit is then one person; default: one image.
 
     Returns:
         The finished private bundle; None on all ranks but the first.
@@ -96,8 +101,8 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     book = Ledger(ledger or default_path()) if ranks.first else None
     mine = ranks.all_or_none(
         lambda: _prepare(
-            base, lambda: load_images(private, "private", classes, show_paths=show_paths), out, settings, epsilon,
-            delta, device, book,
+            base, lambda: load_images(private, "private", classes, show_paths=show_paths, people=people), out, settings,
+            epsilon, delta, device, book,
         )
     )  # fmt: skip
     # the first rank's budget: calibration on another kind of CPU may differ in the last digit
@@ -112,7 +117,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
             if book is None:
                 return RunFolder(out), None
             run_folder = stack.enter_context(entered)
-            name = run_folder.run_name(mine.account)
+            name = run_folder.run_name(mine.account, mine.assignment)
             return run_folder, Charge(book, mine.account, name, Limit(budget.epsilon, budget.delta))
 
         run_folder, charge = ranks.all_or_none(enter)
@@ -164,33 +169,38 @@ def _prepare(
     loaded = load()
     # hashed as stored on disk, so that the identifier is the same at every image size
     account = ledger.account(loaded.images) if ledger else ""
+    assignment = ledger.assignment(loaded.images, loaded.units) if ledger and loaded.units is not None else ""
     images = fit_images(loaded, settings.image, "private")
     facts = PublicFacts.of(images)
-    spent_at = default_delta(len(images)) if delta is None else delta
+    size = facts.dataset_size
+    spent_at = default_delta(size) if delta is None else delta
     # public numbers only: nothing that depends on the pixels or on how many images a class has
     asked = {
         "settings": settings.model_dump(mode="json"),
         "epsilon": epsilon,
         "delta": spent_at,
-        "dataset_size": len(images),
+        "dataset_size": size,
         "base": None if public is None else public.config.components,
         "classes": list(images.classes),
     }
+    if images.units is not None:
+        asked["unit"] = facts.unit
     specs = method.releases(settings, facts, public)
     budget = _earlier_budget(out, asked)
     if budget is None:
-        budget = calibrate(specs, epsilon=epsilon, delta=spent_at, group_size=settings.private.group_size)
+        group_size = settings.private.group_size
+        budget = calibrate(specs, epsilon=epsilon, delta=spent_at, group_size=group_size, unit=facts.unit)
         # computed now: if it fails, no steps are spent for a statement that cannot be made
         _ = budget.spent_group
-        if ledger is not None and budget.delta > 1 / len(images):
+        if ledger is not None and budget.delta > 1 / size:
             warnings.warn(
-                f"--delta {as_typed(budget.delta)} is more than 1/N = {rounded_down(1 / len(images), 2)}: publishing "
-                "a random image would satisfy it",
+                f"--delta {as_typed(budget.delta)} is more than 1/N = {rounded_down(1 / size, 2)}: publishing "
+                f"{'all images of a random person' if images.units is not None else 'a random image'} would satisfy it",
                 stacklevel=2,
             )
         if ledger is not None and not images.declared:
             warnings.warn(UNDECLARED, stacklevel=2)
-    return _Prepared(method, settings, public, images, facts, account, budget, asked)
+    return _Prepared(method, settings, public, images, facts, account, assignment, budget, asked)
 
 
 def _earlier_budget(out: Path, asked: Json) -> Budget | None:
@@ -203,18 +213,20 @@ def _earlier_budget(out: Path, asked: Json) -> Budget | None:
 
 
 def _part(images: ImageSet, ranks: Ranks) -> ImageSet:
-    """The images of this rank; other images never reach its network."""
-    own = np.asarray(ranks.part(len(images)), dtype=np.int64)
+    """The images of this rank, with whole people; other images never reach its network."""
+    part = np.asarray(ranks.part(images.unit_count), dtype=np.int64)
+    own, units = part, None
+    if images.units is not None:
+        own = np.flatnonzero(np.isin(images.units, part))
+        units = np.searchsorted(part, images.units[own]).astype(np.int64)
     labels = None if images.labels is None else images.labels[own]
-    return replace(images, images=images.images[own], labels=labels)
+    return replace(images, images=images.images[own], labels=labels, units=units)
 
 
 def _write(out: Path, run: _Prepared, budget: Budget, components: Mapping[str, Component]) -> None:
     """Write the components, the statement and the card, and last `config.json`."""
     found = run.method.describe_private(run.settings, run.base, budget)
-    statement = privacy_statement(
-        budget, method=run.method.name, noise_source=run.settings.private.noise_source, unit=run.facts.unit
-    )
+    statement = privacy_statement(budget, method=run.method.name, noise_source=run.settings.private.noise_source)
     statement["notes"] = list(run.method.privacy_notes(budget))
     if not run.images.declared:
         statement["notes"].append("The number of classes was taken from the labels, which is not protected.")

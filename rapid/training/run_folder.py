@@ -74,16 +74,17 @@ class RunFolder:
         inside = self._checkpoints.iterdir() if self._checkpoints.is_dir() else ()
         return any(path.name != LOCK and not path.name.startswith(f".{MANIFEST}.") for path in inside)
 
-    def run_name(self, dataset: str = "") -> str:
+    def run_name(self, dataset: str = "", units: str = "") -> str:
         """A random name for the run in this folder, the same when it is resumed here.
 
         A copy of the folder is another run: releases that both make are charged twice.
 
         Args:
             dataset: keyed identifier of the private images, which binds the folder to them and to their ledger.
+            units: keyed hash of whose image each is, if people are the units; binds the folder to it.
 
         Raises:
-            InputError: the run was begun with other images, or with another ledger.
+            InputError: the run was begun with other images, with another ledger, or with other people.
         """
         file, place = self._checkpoints / RUN, self.out.resolve().stat()
         # a hash, because the folder may be shared, and only equality matters
@@ -98,6 +99,10 @@ class RunFolder:
         if dataset and written.setdefault("dataset", dataset) != dataset:
             problem = "are not the images of the run in --out, or --ledger is not its ledger; give the same"
             raise InputError("private", f"{problem}, or a new folder")
+        if "dataset" in before and written.get("units", "") != units:
+            raise InputError("private", "assigns images to other people than the run in --out; give the same")
+        if units:
+            written["units"] = units
         if written.get("folder") != folder or not isinstance(written.get("run"), str):
             written |= {"run": secrets.token_hex(8), "folder": folder}
         if written != before:

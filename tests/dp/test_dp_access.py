@@ -254,8 +254,8 @@ def test_a_rank_without_images_has_rows_of_the_right_shape(tmp_path: Path) -> No
 def test_private_rows_are_neither_shown_nor_pickled(tmp_path: Path) -> None:
     access = access_to(tmp_path)
     rows = access.images
-    assert repr(rows) == str(rows) == f"{rows}" == "PrivateTensor(1200 rows of (3, 5))"
-    assert repr([access.map(pixels, rows)]) == "[PrivateTensor(1200 rows of (3, 5))]"
+    assert repr(rows) == str(rows) == f"{rows}" == "PrivateTensor(rows of (3, 5))"
+    assert repr([access.map(pixels, rows)]) == "[PrivateTensor(rows of (3, 5))]"
     assert len(rows) == SIZE
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         with pytest.raises(PrivacyRefused, match="cannot be pickled"):

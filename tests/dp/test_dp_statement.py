@@ -160,7 +160,7 @@ def test_the_numbers_of_the_main_release_stand_on_top() -> None:
 
 
 def test_what_the_contract_names_is_there() -> None:
-    stated = statement_of(budget_of(), unit="one person")
+    stated = statement_of(budget_of().model_copy(update={"unit": "one person"}))
     wanted = {
         "epsilon", "delta", "accountant", "adjacency", "unit", "noise_multiplier", "sample_rate", "steps", "clip_norm",
         "dataset_size", "noise_source", "created", "packages",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rapid.bundle import Bundle, Component, Thumbnails
 from rapid.data import to_unit_range
+from rapid.data.units import ONE_PERSON, plural
 from rapid.diffusion import Schedule
 from rapid.dp.access import Execution, PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget
@@ -53,11 +54,13 @@ def releases(settings: RapidSettings, facts: PublicFacts, base: Bundle | None) -
     if base is not None:
         _check_base(base, settings, facts)
     if own.expected_batch > size:
-        problem = f"is larger than the private set; use at most its {size} images"
+        problem = f"is larger than the private set; use at most its {size} {plural(facts.unit)}"
+        if facts.unit == ONE_PERSON:
+            problem += " (people are drawn, not images)"
         raise InputError("private.expected_batch", problem, own.expected_batch)
     specs: list[DpSgdSpec | QuerySpec] = []
     if own.overlap.share > 0:
-        specs.append(overlap_spec(size, own.overlap.share))
+        specs.append(overlap_spec(size, own.overlap.share, facts.unit))
     has_probe = settings.probe.enabled if base is None else base.has(PROBE)
     if has_probe and facts.classes and own.probe.share > 0:
         specs.append(probe_spec(size, own.probe))

@@ -50,16 +50,19 @@ export function meaning({ privacy }) {
     ];
   }
   const unit = privacy.unit ?? "one image";
-  const size = typeof privacy.dataset_size === "number" ? `the ${number(privacy.dataset_size)} private images` : "the private images";
+  const person = unit === "one person";
+  const counted = person ? "people with private images" : "private images";
+  const size = typeof privacy.dataset_size === "number" ? `the ${number(privacy.dataset_size)} ${counted}` : `the ${counted}`;
   return [
     point("The guarantee.", `Whether or not ${unit} was among ${size}, any output of this model, and anything inferred from it, is about ` +
       "equally likely. The two probabilities differ by a factor of at most ", element("strong", "", ...factor(privacy.epsilon)),
       " (that is e", element("sup", "ε"), "), except for a probability of about δ = ", ...numerals(privacy.delta), ". Smaller numbers are a stronger guarantee. ",
       strength(privacy.epsilon)),
     point("It does not wear off.", "It holds however many images are made, and whatever is done with them. Generating more costs no privacy."),
-    point(`It protects ${unit}.`, "People with several of the private images are protected less."),
+    point(`It protects ${unit}.`, person ? "All images of a person are protected together, however many they are."
+      : "People with several of the private images are protected less."),
     point("What it does not hide.", "What is true of the private images as a whole, such as what a class looks like: showing that is the purpose of synthetic images. " +
-      "The number of private images and the names of the classes count as public."),
+      `The number of ${person ? "people" : "private images"} and the names of the classes count as public.`),
     point("The public images have no protection.", "The model also learned from public images. The enlarged view of an image shows the one that it started from."),
     point("Not for facts about single cases.", "A synthetic image is not a record of a real case, and it shows rare features of the private images worst."),
     MARKED.cloneNode(true),
