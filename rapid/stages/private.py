@@ -18,7 +18,7 @@ from rapid.bundle.card import private_card
 from rapid.config.sections import MethodSettings
 from rapid.data import ImageSet, fit_images, load_images
 from rapid.data.classes import UNDECLARED
-from rapid.data.units import PeopleFrom
+from rapid.data.units import ONE_IMAGE, ONE_PERSON, PeopleFrom
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget, calibrate
 from rapid.dp.ledger import Ledger, Limit, default_path
@@ -107,7 +107,10 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     )  # fmt: skip
     # the first rank's budget: calibration on another kind of CPU may differ in the last digit
     budget = ranks.broadcast(mine.budget)
-    record = mine.asked | {"budget": budget.model_dump(mode="json")}
+    # not the default unit, which the manifests of earlier versions do not name
+    record = mine.asked | {
+        "budget": budget.model_dump(mode="json", exclude=set() if budget.unit == ONE_PERSON else {"unit"})
+    }
     ranks.agree("the settings or --base", json.dumps(record, sort_keys=True).encode())
     ranks.agree("--private", mine.images.fingerprint().encode())
     with ExitStack() as stack:
@@ -209,7 +212,8 @@ def _earlier_budget(out: Path, asked: Json) -> Budget | None:
     written = json.loads(json.dumps(asked))
     if earlier is None or any(earlier.get(name) != value for name, value in written.items()):
         return None
-    return Budget.from_record(earlier.get("budget", {}), asked["epsilon"], asked["delta"])
+    budget = Budget.from_record(earlier.get("budget", {}), asked["epsilon"], asked["delta"])
+    return budget.model_copy(update={"unit": asked.get("unit", ONE_IMAGE)})
 
 
 def _part(images: ImageSet, ranks: Ranks) -> ImageSet:
