@@ -39,7 +39,7 @@ class Units:
         if units is None:
             return
         self._rows = units.argsort(stable=True)
-        self._sizes = units.bincount()
+        self._sizes = units.clamp(min=0).bincount()
         if units.numel() and (int(units.min()) < 0 or not bool(self._sizes.all())):
             raise ValueError("units must be numbered from 0, and each must have a row")
         self._starts = self._sizes.cumsum(0) - self._sizes
