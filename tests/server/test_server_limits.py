@@ -173,8 +173,8 @@ def test_a_length_that_promises_less_than_comes(connection: socket.socket) -> No
 
 def test_a_slow_body_is_refused_though_it_never_stops(connection: socket.socket, asked: Asked) -> None:
     calls = asked.calls
-    connection.sendall(head("Transfer-Encoding: chunked"))
     start = time.monotonic()
+    connection.sendall(head("Transfer-Encoding: chunked"))
     connection.settimeout(0.05)
     text = b""
     while b"}" not in text:
