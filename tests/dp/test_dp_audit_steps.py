@@ -215,7 +215,9 @@ def test_noise_that_is_drawn_again_after_resuming_is_found(small: Subject) -> No
             return memory.setdefault(self.steps_taken - self.skipped, whole)
 
     found = subject_findings(small, NOISE, Again)
-    assert "noise: nothing repeats from step to step" in refuted([f for f in found if "resumed" in f.subject])
+    # which of the two sees it depends on the signs
+    repeats = {"noise: nothing repeats from step to step", "noise: independent steps"}
+    assert repeats & set(refuted([f for f in found if "resumed" in f.subject]))
 
 
 def test_a_higher_rate_is_found() -> None:
