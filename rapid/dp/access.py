@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,17 +19,16 @@ from rapid.data.units import ONE_IMAGE, ONE_PERSON
 from rapid.dp.accounting import prv_epsilon
 from rapid.dp.attempts import Attempt
 from rapid.dp.budget import Budget
-from rapid.dp.ledger import Saved
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.queries import noisy_sum
 from rapid.dp.randomness import Randomness, randomness_for
 from rapid.dp.ranks import Ranks
+from rapid.dp.release_checkpoint import ReleaseCheckpoint
 from rapid.dp.releases import Release
 from rapid.dp.rows import PrivateTensor, Rows, apply, apply_scalar, row_shape, take
 from rapid.dp.spending import Charge
 from rapid.dp.units import Units
 from rapid.errors import InputError, LostRank, PrivacyRefused, RapidError, Stopped
-from rapid.files import content_hash
 from rapid.rounding import rounded_up
 from rapid.training import Checkpoint, RunFolder, Trainer
 
@@ -141,7 +139,7 @@ class PrivateAccess:
             return
         releases = self.budget.releases
         try:
-            starts = {release.name: _ReleaseCheckpoint(self._folder, release).found() for release in releases}
+            starts = {release.name: ReleaseCheckpoint(self._folder, release).found() for release in releases}
             attempt = self._attempt = charge.begin(releases, starts)
         except PrivacyRefused:
             self._folder.discard()
@@ -219,7 +217,7 @@ class PrivateAccess:
         """
         release, how, first = self._listed(name, "dp-sgd"), execution or Execution(), self.ranks.first
         trainer.network.eval()  # our layers behave the same in both modes; this makes sure
-        checkpoint = _ReleaseCheckpoint(self._folder, release, how.checkpoint_seconds, self._attempt) if first else None
+        checkpoint = ReleaseCheckpoint(self._folder, release, how.checkpoint_seconds, self._attempt) if first else None
         trainer.load_state_dict(
             self.ranks.broadcast_state((checkpoint.load() if checkpoint else None) or trainer.state_dict())
         )
@@ -324,7 +322,7 @@ class PrivateAccess:
     def _query(self, name: str, kind: str, total: Callable[[], Tensor]) -> Tensor:
         """The noisy sum, or the result that an earlier run recorded."""
         release = self._listed(name, kind)
-        checkpoint = _ReleaseCheckpoint(self._folder, release, attempt=self._attempt) if self.ranks.first else None
+        checkpoint = ReleaseCheckpoint(self._folder, release, attempt=self._attempt) if self.ranks.first else None
         saved = self.ranks.broadcast_state((checkpoint.load() if checkpoint else None) or {})
         if saved:
             recorded: Tensor = saved["result"]
@@ -358,67 +356,3 @@ class PrivateAccess:
             # the plan was checked before the first step; for a part of it, no figure is better than a wrong one
             return "epsilon unknown"
         return f"epsilon {rounded_up(epsilon)}"
-
-
-class _ReleaseCheckpoint(Checkpoint):
-    """The state of one release, stored with the numbers of the release.
-
-    A save is due when the interval is over, and when the steps that the ledger was charged for are taken. Steps are
-    charged ahead for about one interval, at the rate that was measured since the last save.
-
-    Args:
-        folder: of the run.
-        release: whose state it is.
-        interval: seconds between two saves.
-        attempt: that is charged for the steps.
-    """
-
-    def __init__(
-        self, folder: RunFolder, release: Release, interval: float = 60.0, attempt: Attempt | None = None
-    ) -> None:
-        super().__init__(folder.checkpoint(release.name), interval)
-        self._numbers = release.model_dump(mode="json")
-        self._name, self._steps, self._attempt = release.name, release.spec.steps, attempt
-        self._steps_saved = 0 if attempt is None else attempt.begun(release.name)
-
-    def save(self, state: dict[str, Any]) -> None:
-        super().save(state | {"release": self._numbers})
-        if self._attempt is not None:
-            self._attempt.saved(Saved(self._name, state["step"], content_hash(self.path)))
-            self._steps_saved = state["step"]
-
-    def save_if_due(self, state: Callable[[], dict[str, Any]]) -> None:
-        attempt = self._attempt
-        if attempt is None:
-            super().save_if_due(state)
-            return
-        seconds = self.seconds_since_save
-        if not attempt.used_up(self._name) and seconds <= self._interval:
-            return
-        done = attempt.begun(self._name)
-        ahead = int((done - self._steps_saved) * self._interval / max(seconds, 1e-6))
-        self.save(state())
-        if done < self._steps:
-            attempt.allow(self._name, done + max(1, ahead))
-
-    def load(self) -> dict[str, Any] | None:
-        saved = super().load()
-        if saved is not None and saved.pop("release", None) != self._numbers:
-            raise InputError("resume", f"{self.path} was made with another plan; use the same epsilon, delta and data")
-        if self._attempt is not None:
-            self._attempt.check_loaded(self._name, 0 if saved is None else saved["step"])
-        return saved
-
-    def found(self) -> Saved:
-        """What is on the disk.
-
-        Raises:
-            InputError: it is no checkpoint of this release.
-        """
-        state = self.load()
-        if state is None:
-            return Saved(self._name, 0, "")
-        step = state.get("step")
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= self._steps:
-            raise InputError("resume", f"{self.path} is no checkpoint of this run; remove it to take its steps again")
-        return Saved(self._name, step, content_hash(self.path))
