@@ -70,9 +70,13 @@ class ScheduleSettings(Section):
 
 
 class AutoencoderSettings(Section):
-    """KL autoencoder (diffusers AutoencoderKL), or `none` to diffuse pixels."""
+    """KL autoencoder (diffusers AutoencoderKL), principal components of patches, or `none` to diffuse pixels."""
 
-    kind: Literal["kl", "none"] = "kl"
+    kind: Literal["kl", "linear", "none"] = Field(
+        "kl",
+        description="kl: AutoencoderKL; linear: the first latent_channels principal components of patches of pixels, "
+        "from a closed form; none: pixels",
+    )
     patch: int = Field(1, ge=1, description="pixels of patch x patch become channels first: faster, for small machines")
     latent_channels: int = Field(3, ge=1)
     channels: int = Field(32, ge=1)
@@ -85,7 +89,9 @@ class AutoencoderSettings(Section):
     @property
     def reduction(self) -> int:
         """Side of an image over side of its latent."""
-        return 1 if self.kind == "none" else self.patch << (len(self.multipliers) - 1)
+        if self.kind == "kl":
+            return self.patch << (len(self.multipliers) - 1)
+        return self.patch if self.kind == "linear" else 1
 
 
 class DenoiserSettings(Section):
@@ -166,6 +172,10 @@ class DpSgdSettings(PrivateSettings):
         description="draws of noise and timestep averaged for each image, before clipping; for people: of their images",
     )
     physical_batch: int = Field(256, ge=1, description="draws in memory at a time: never changes what is released")
+    pad_batches: bool = Field(
+        False,
+        description="compute as many gradients in each step, so that its time does not tell the size of the batch",
+    )
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="of the network's forward and backward pass; clipped sums and noise are float64"
     )

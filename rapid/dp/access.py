@@ -72,12 +72,14 @@ class Execution:
         autocast: run the network in bfloat16; norms, sums and noise stay float64.
         checkpoint_seconds: seconds between two checkpoints.
         noise_source: of `rapid.dp.randomness.NOISE_SOURCES`.
+        pad_batches: compute as many gradients in each step, whatever is drawn; see `rapid.dp.padding`.
     """
 
     physical_batch: int = 256
     autocast: bool = False
     checkpoint_seconds: float = 60.0
     noise_source: str = "chacha20"
+    pad_batches: bool = False
 
 
 class PrivateAccess:
@@ -231,6 +233,7 @@ class PrivateAccess:
             steps_taken=trainer.steps_done,
             ranks=self.ranks,
             randomness=randomness_for(how.noise_source),
+            pad_batches=how.pad_batches,
         )
 
         def backward(step: int) -> str | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rapid.dp.gradients import BookKeeper
+from rapid.dp.padding import PaddedBatch, pad, padded_size
 from rapid.dp.randomness import Randomness
 from rapid.dp.ranks import Ranks
 from rapid.dp.releases import DpSgdSpec, Release
@@ -37,6 +38,7 @@ class PrivateMechanism:
     | no example is drawn      | noise alone is returned, and the step counts              |
     | non-finite gradient      | the example counts as zero                                |
     | more steps than planned  | PrivacyRefused, before any example is read                |
+    | padded batches           | the same sums: the padding counts as zero                 |
 
     Args:
         release: the public numbers and the noise, of kind "dp-sgd".
@@ -47,6 +49,7 @@ class PrivateMechanism:
         steps_taken: steps of an earlier run that this one resumes.
         ranks: the processes that share the work.
         randomness: of batches and noise, by default the stream cipher.
+        pad_batches: compute as many gradients in each step, whatever is drawn; see `rapid.dp.padding`.
 
     Raises:
         ValueError: the release is a query.
@@ -63,6 +66,7 @@ class PrivateMechanism:
         steps_taken: int = 0,
         ranks: Ranks | None = None,
         randomness: Randomness | None = None,
+        pad_batches: bool = False,
     ) -> None:
         if not isinstance(release.spec, DpSgdSpec):
             raise ValueError(f"release '{release.name}' is a {release.spec.kind}, not dp-sgd")
@@ -77,6 +81,7 @@ class PrivateMechanism:
         self._ranks = ranks or Ranks()
         self._examples = len(self._ranks.part(self._spec.dataset_size))
         self._randomness = randomness or Randomness()
+        self._pad_batches = pad_batches
 
     @property
     def steps_taken(self) -> int:
@@ -98,7 +103,7 @@ class PrivateMechanism:
         if self._steps_taken >= self._spec.steps:
             raise PrivacyRefused(f"all {self._spec.steps} planned steps are taken; another would exceed the budget")
         self._steps_taken += 1
-        total = self._clipped_sum(self._draw_batch())
+        total = self._clipped_sum(*self._padded(self._draw_batch()))
         # the whole sum first: it is rounded together with its noise
         self._ranks.all_reduce(total)
         self._add_noise(total)
@@ -110,13 +115,26 @@ class PrivateMechanism:
         """Poisson sample of this rank's part: each position independently with probability sample_rate; int64 (n,)."""
         return (self._randomness.uniform(self._examples) <= self._spec.sample_rate).nonzero().flatten()
 
-    def _clipped_sum(self, indices: Tensor) -> Tensor:
+    def _padded(self, indices: Tensor) -> PaddedBatch:
+        """The batch with its padding, if there is any."""
+        if not self._pad_batches:
+            return PaddedBatch(indices, torch.ones(len(indices), dtype=torch.bool))
+        size = padded_size(self._examples, self._spec.sample_rate, self._piece)
+        return pad(indices, self._examples, size, self._piece, self._randomness)
+
+    @property
+    def _piece(self) -> int:
+        """Examples whose gradients are computed at a time."""
+        return max(1, self._physical_batch // self._spec.multiplicity)
+
+    def _clipped_sum(self, indices: Tensor, drawn: Tensor | None = None) -> Tensor:
         """Sum of the clipped gradients of examples, each the mean of its draws, over physical pieces.
 
         Private: it has no noise yet.
 
         Args:
             indices: int64 (n,), on the CPU.
+            drawn: bool (n,), false for examples that add nothing; by default all count.
 
         Returns:
             float64, all parameters in one vector.
@@ -130,15 +148,18 @@ class PrivateMechanism:
             return self._split(total[0])
 
         draws, clip_norm = self._spec.multiplicity, self._spec.clip_norm
-        if draws <= self._physical_batch:
-            for piece in indices.split(self._physical_batch // draws):
-                losses = partial(self._run, piece.repeat_interleave(draws))
-                self._keeper.clipped_sum(losses, len(piece), clip_norm, multiplicity=draws, into=sums)
-        else:
-            for index in indices:
-                pieces = index.repeat(draws).split(self._physical_batch)
-                runs = [(partial(self._run, piece), len(piece)) for piece in pieces]
-                self._keeper.clipped_one(runs, clip_norm, multiplicity=draws, into=sums)
+        counts = torch.ones(len(indices), dtype=torch.bool) if drawn is None else drawn
+        for piece, counted in zip(indices.split(self._piece), counts.split(self._piece), strict=True):
+            rows = piece.repeat_interleave(draws)
+            if len(piece) == 0:
+                continue
+            if draws <= self._physical_batch:
+                self._keeper.clipped_sum(
+                    partial(self._run, rows), len(piece), clip_norm, multiplicity=draws, counted=counted, into=sums
+                )
+            else:
+                runs = [(partial(self._run, part), len(part)) for part in rows.split(self._physical_batch)]
+                self._keeper.clipped_one(runs, clip_norm, multiplicity=draws, counted=counted, into=sums)
         sums()
         return total[0]
 

@@ -82,7 +82,14 @@ class BookKeeper:
         return [torch.zeros_like(p, dtype=torch.float64, requires_grad=False) for p in self.parameters]
 
     def clipped_sum(
-        self, losses: Losses, count: int, clip_norm: float, *, multiplicity: int = 1, into: Sums | None = None
+        self,
+        losses: Losses,
+        count: int,
+        clip_norm: float,
+        *,
+        multiplicity: int = 1,
+        counted: Tensor | None = None,
+        into: Sums | None = None,
     ) -> tuple[list[Tensor], Tensor]:
         """Sum over examples of gradient * min(1, clip_norm / norm).
 
@@ -91,6 +98,7 @@ class BookKeeper:
             count: N.
             clip_norm: C.
             multiplicity: K.
+            counted: bool (N,), false for examples that are computed and add nothing; by default all count.
             into: sums to add to; new ones by default.
 
         Returns:
@@ -106,7 +114,7 @@ class BookKeeper:
         with _exact(self.parameters[0].device):
             held = _joined(gradients)
             norms = torch.stack([gradient.norms_squared() for gradient in held.values()]).sum(0).sqrt()
-            factors = Factors(norms, clip_norm)
+            factors = Factors(norms, clip_norm, counted)
             while held:
                 # one by one, so that what a layer has noted is freed once it is used
                 parameters, gradient = held.popitem()
@@ -116,7 +124,13 @@ class BookKeeper:
         return total, norms
 
     def clipped_one(
-        self, parts: Iterable[tuple[Losses, int]], clip_norm: float, *, multiplicity: int, into: Sums
+        self,
+        parts: Iterable[tuple[Losses, int]],
+        clip_norm: float,
+        *,
+        multiplicity: int,
+        counted: Tensor | None = None,
+        into: Sums,
     ) -> Tensor:
         """Add the clipped gradient of a single example whose K draws are too many to be in memory at a time.
 
@@ -124,6 +138,7 @@ class BookKeeper:
             parts: losses of some of the draws, and how many they are; K in all.
             clip_norm: C.
             multiplicity: K.
+            counted: bool (1,), false if it adds nothing; by default it counts.
             into: sums to add to.
 
         Returns:
@@ -137,7 +152,7 @@ class BookKeeper:
                     if (gradient := gradients.pop(parameter, None)) is not None:
                         part.add_(gradient.weighted_sum(Factors.ones(part)))
         norm: Tensor = torch.stack([torch.linalg.vector_norm(part) for part in mean]).square().sum(0, True).sqrt()
-        factors = Factors(norm, clip_norm)
+        factors = Factors(norm, clip_norm, counted)
         for part, own in zip(into(), mean, strict=True):
             part.add_(factors.combine(own[None]))
         return norm

@@ -46,16 +46,19 @@ class Factors:
     Args:
         norms: float64 (N,).
         clip_norm: C.
+        counted: bool (N,), false for examples whose weight is 0; by default all count.
 
     Attributes:
         values: the weights, float64 (N,).
     """
 
-    def __init__(self, norms: Tensor, clip_norm: float) -> None:
-        finite = torch.isfinite(norms)
+    def __init__(self, norms: Tensor, clip_norm: float, counted: Tensor | None = None) -> None:
+        kept = torch.isfinite(norms)
+        if counted is not None:
+            kept &= counted.to(norms.device)
         values = (clip_norm / (norms * (1 + ROUNDING_MARGIN))).clamp(max=1)
-        self.values = torch.where(finite, values, 0)
-        self._dropped = (~finite).nonzero().flatten()
+        self.values = torch.where(kept, values, 0)
+        self._dropped = (~kept).nonzero().flatten()
 
     @classmethod
     def ones(cls, like: Tensor) -> Self:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from rapid.config.sections import (
     AugmentSettings,
@@ -64,7 +65,7 @@ class EncoderRecipe(Recipe):
 def train_autoencoder(
     recipe: AutoencoderRecipe, views: AugmentedImages, device: torch.device, checkpoint: Checkpoint
 ) -> Autoencoder:
-    """Train the KL autoencoder.
+    """Train the KL autoencoder, or fit the linear one.
 
     The loss is the squared error plus `kl_weight` times the divergence from N(0, I), both means over elements. The
     latents are normalised by mean and standard deviation, per channel, over the same images.
@@ -89,6 +90,8 @@ def train_autoencoder(
 
     if model.vae is not None:
         train("autoencoder", model, loss, own.training, checkpoint)
+    if own.kind == "linear":
+        model.fit_basis(_patch_moment(views, own.patch))
     latents = encode_views(model, views)
     model.set_statistics(latents.mean((0, 2, 3)), latents.std((0, 2, 3)))
     return model.eval()
@@ -165,6 +168,19 @@ def train_encoder(
 
     train("encoder", model, loss, own.training, checkpoint)
     return model
+
+
+def _patch_moment(views: AugmentedImages, patch: int) -> Tensor:
+    """Mean of the outer products of all patches, float64 (C * patch^2, C * patch^2)."""
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    with Progress("autoencoder", len(views), "image") as progress:
+        for batch in views.batches(ENCODE_BATCH):
+            check_stop()
+            rows = F.pixel_unshuffle(batch, patch).movedim(1, -1).flatten(0, -2).double()
+            total = total.to(rows.device) + rows.T @ rows
+            count += len(rows)
+            progress.advance(len(batch))
+    return total / count
 
 
 @torch.no_grad()

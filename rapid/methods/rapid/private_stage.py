@@ -179,7 +179,9 @@ def _train_denoiser(access: PrivateAccess, base: Bundle, settings: RapidSettings
         Trainer(denoiser, optimizer, noisy_schedule(optimizer, own.steps), ema_decay=own.ema_decay),
         objective,
         [latents, labels],
-        execution=Execution(own.physical_batch, own.precision == "bfloat16", own.checkpoint_seconds, own.noise_source),
+        execution=Execution(
+            own.physical_batch, own.precision == "bfloat16", own.checkpoint_seconds, own.noise_source, own.pad_batches
+        ),
     )
     return denoiser
 

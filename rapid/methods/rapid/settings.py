@@ -162,6 +162,11 @@ class RapidSettings(MethodSettings):
             raise ValueError(
                 f"image.size must be divisible by {self.autoencoder.reduction}, the autoencoder's reduction"
             )
+        numbers = self.image.channels * self.autoencoder.patch**2
+        if self.autoencoder.kind == "linear" and self.autoencoder.latent_channels > numbers:
+            raise ValueError(
+                f"autoencoder.latent_channels must be at most {numbers}, the numbers of a patch, with kind linear"
+            )
         factor = 2 ** (len(self.denoiser.multipliers) - 1)
         if self.latent_size % factor:
             raise ValueError(
