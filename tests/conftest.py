@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings as hypothesis_settings
 from tests_support import TINY
 
 from rapid.bundle import Bundle
@@ -20,6 +21,10 @@ from rapid.stages.private import train_private_bundle
 from rapid.stages.public import build_public_bundle
 
 CPU = torch.device("cpu")
+
+# a busy machine must not fail a test of behaviour
+hypothesis_settings.register_profile("rapid", deadline=None)
+hypothesis_settings.load_profile("rapid")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,6 +9,7 @@ import signal
 import time
 import warnings
 from collections import Counter
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -54,15 +55,17 @@ def kill(child: BaseProcess, out: Path, seconds: float, in_a_write: bool) -> Non
     assert child.pid is not None
     time.sleep(seconds)
     latest = time.monotonic() + 20
-    while in_a_write and time.monotonic() < latest and child.is_alive():
-        # while it stands still it cannot end what it writes
-        os.kill(child.pid, signal.SIGSTOP)
-        while not is_stopped(child):
-            time.sleep(0.0001)
-        if half_written(out):
-            break
-        os.kill(child.pid, signal.SIGCONT)
-        time.sleep(0.0005)
+    # it may end at any point of this loop
+    with suppress(ProcessLookupError):
+        while in_a_write and time.monotonic() < latest:
+            # while it stands still it cannot end what it writes
+            os.kill(child.pid, signal.SIGSTOP)
+            while not is_stopped(child):
+                time.sleep(0.0001)
+            if half_written(out):
+                break
+            os.kill(child.pid, signal.SIGCONT)
+            time.sleep(0.0005)
     child.kill()
 
 
