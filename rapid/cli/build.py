@@ -4,23 +4,52 @@ from __future__ import annotations
 
 import argparse
 
+from rapid.config.presets import DEFAULT_METHOD
 from rapid.config.sections import MethodSettings
 from rapid.errors import InputError
-from rapid.methods import apply_overrides, load_settings
+from rapid.methods import apply_overrides, find_method, load_settings
+from rapid.methods.base import Automatic
 from rapid.runtime import choose_device
+from rapid.stages.automatic import PRESET, AutomaticChoice
 from rapid.stages.public import build_public_bundle
+
+MINUTES = 30.0
+"""Default of --minutes."""
 
 
 def build_kb(options: argparse.Namespace) -> None:
     """`rapid build-kb`."""
-    settings = settings_without_base(options, "letters-mnist")
     device = choose_device(options.device)
+    settings: MethodSettings | AutomaticChoice
+    if options.preset == PRESET or (options.preset is None and _chooses(options.method)):
+        minutes = MINUTES if options.minutes is None else options.minutes
+        settings = AutomaticChoice(options.method or DEFAULT_METHOD, tuple(options.overrides), minutes, print)
+    else:
+        settings = settings_without_base(options)
+        refuse_minutes(options)
     bundle = build_public_bundle(
         options.public, options.out, settings, device, resume=options.resume, networks=options.networks
     )
     held = bundle.config.facts.get("knowledge_base", {}).get("entries")
     print(f"public bundle: {bundle.path}" + (f" ({held:,} records in the knowledge base)" if held else ""))
+    for line in bundle.config.facts.get("findings", []):
+        print(line)
     print(f"next: rapid train-private --base {bundle.path} --private PATH --epsilon 1 --out DIR")
+
+
+def refuse_minutes(options: argparse.Namespace) -> None:
+    """Refuse --minutes where a preset decides.
+
+    Raises:
+        InputError: it is given.
+    """
+    if options.minutes is not None:
+        raise InputError("minutes", "is for settings that choose themselves; leave it out, or give --preset auto")
+
+
+def _chooses(method: str | None) -> bool:
+    found: object = find_method(method or DEFAULT_METHOD)
+    return isinstance(found, Automatic)
 
 
 def settings_without_base(options: argparse.Namespace, default_preset: str = "") -> MethodSettings:

@@ -31,7 +31,8 @@ def _build_kb(subparsers: Subparsers) -> None:
     reuse = "public bundle made from the same images: reuse every part that the settings do not change"
     build.add_argument("--networks", type=Path, metavar="DIR", help=reuse)
     _output(build)
-    _settings(build, default_preset=None, shown="letters-mnist, unless --method is given")
+    _settings(build, default_preset=None, shown="auto: chosen by the images, the machine and --minutes")
+    _minutes(build)
     _training(build)
 
 
@@ -68,6 +69,7 @@ def _train_private(subparsers: Subparsers) -> None:
     _output(private)
     _ledger_file(private)
     _settings(private, default_preset=None)
+    _minutes(private)
     _training(private)
 
 
@@ -231,6 +233,10 @@ def _ledger_file(parser: argparse.ArgumentParser) -> None:
 def _settings(parser: argparse.ArgumentParser, default_preset: str | None, shown: str = "that of --base") -> None:
     parser.add_argument("--preset", default=default_preset, metavar="NAME", help=f"default: {default_preset or shown}")
     _overrides(parser, "override a setting, such as private.steps=400")
+
+
+def _minutes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--minutes", type=float, metavar="M", help="time that --preset auto may take; default: 30")
 
 
 def _overrides(parser: argparse.ArgumentParser, description: str) -> None:

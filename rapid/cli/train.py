@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rapid.bundle import Bundle
 from rapid.bundle.card import privacy_in_words
-from rapid.cli.build import settings_without_base
+from rapid.cli.build import MINUTES, refuse_minutes, settings_without_base
 from rapid.cli.tables import plan_table
 from rapid.config.presets import private_settings
 from rapid.config.sections import DpSgdSettings, MethodSettings
@@ -25,6 +25,7 @@ from rapid.methods import apply_overrides, find_method, load_settings
 from rapid.progress import Progress
 from rapid.rounding import rounded_up
 from rapid.runtime import choose_device
+from rapid.stages.automatic import PRESET, AutomaticChoice
 from rapid.stages.private import train_private_bundle
 
 CLASSES = 10
@@ -112,6 +113,7 @@ def train_private(options: argparse.Namespace) -> None:
             ranks=ranks,
             ledger=options.ledger,
             classes=ranks.all_or_none(lambda: _classes(options)),
+            automatic=ranks.all_or_none(lambda: _automatic(options)),
             show_paths=options.show_paths,
             people=_people(options),
         )
@@ -121,6 +123,17 @@ def train_private(options: argparse.Namespace) -> None:
     print(f"private bundle: {bundle.path}")
     print(privacy_in_words(bundle.privacy))
     print(f"next: rapid generate --model {bundle.path} --count 100 --out images.npz")
+
+
+def _automatic(options: argparse.Namespace) -> AutomaticChoice | None:
+    """A request that the method chooses, if --preset auto or an automatic --base asks for it."""
+    if options.base is not None and options.preset in (None, PRESET):
+        config = Bundle.open(options.base, "base", "public").config
+        if PRESET in (options.preset, config.settings.get("preset")):
+            minutes = MINUTES if options.minutes is None else options.minutes
+            return AutomaticChoice(config.method, tuple(options.overrides), minutes, print)
+    refuse_minutes(options)
+    return None
 
 
 def _classes(options: argparse.Namespace) -> tuple[str, ...] | None:
@@ -148,7 +161,7 @@ def _private_settings(base: Path | None, options: argparse.Namespace) -> MethodS
 def _settings_on(base: Bundle, preset: str | None, overrides: list[str]) -> MethodSettings:
     """The settings of a private run on a public bundle."""
     settings: MethodSettings = base.settings_as(find_method(base.config.method).settings)
-    return private_settings(settings, preset, overrides)
+    return private_settings(settings, None if preset == PRESET else preset, overrides)
 
 
 def _facts(options: argparse.Namespace, images: ImageSet | None, classes: Sequence[str] | None) -> PublicFacts:

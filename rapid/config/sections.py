@@ -51,6 +51,9 @@ class AugmentSettings(Section):
     shift: float = Field(0.08, ge=0, lt=1, description="share of the side, uniform in +-")
     flip: bool = Field(False, description="mirror left to right: not for letters")
     brightness: float = Field(0.0, ge=0, lt=1, description="relative gain, uniform in 1 +-")
+    border: Literal["black", "reflect"] = Field(
+        "black", description="pixels from outside the image: black suits white strokes, reflect photographs"
+    )
 
 
 class AugmentationSettings(Section):

@@ -15,7 +15,7 @@ def augment(images: Tensor, settings: AugmentSettings, generator: torch.Generato
     """Augment every image once.
 
     Args:
-        images: float (N, C, H, W) in [-1, 1]; pixels from outside the image are black, -1.
+        images: float (N, C, H, W) in [-1, 1].
         settings: the ranges.
         generator: on the CPU.
 
@@ -35,7 +35,8 @@ def augment(images: Tensor, settings: AugmentSettings, generator: torch.Generato
         [torch.stack([cos * mirror, -sin, shift[0]], 1), torch.stack([sin * mirror, cos, shift[1]], 1)], 1
     )
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+    padding = "zeros" if settings.border == "black" else "reflection"
     # shifted by 1, so that the zero padding is black
-    sampled = F.grid_sample(images + 1, grid, padding_mode="zeros", align_corners=False)
+    sampled = F.grid_sample(images + 1, grid, padding_mode=padding, align_corners=False)
     gain = (1 + symmetric[5] * settings.brightness).view(-1, 1, 1, 1)
     return (sampled * gain - 1).clamp(-1, 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,12 +52,76 @@ class Description:
         facts: ready for JSON, for `rapid info`.
         pre_training: number of public images that trained networks.
         reference: number of the other public images.
+        findings: lines for the user: what was measured on public images, and what does not work.
     """
 
     about: str
     facts: dict[str, Any] = field(default_factory=dict)
     pre_training: int = 0
     reference: int = 0
+    findings: tuple[str, ...] = ()
+
+
+Tree = dict[str, Any]
+"""Nested settings as in YAML."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a stage may use.
+
+    Attributes:
+        device: where it computes.
+        minutes: of wall time that it may take.
+    """
+
+    device: torch.device
+    minutes: float
+
+    @property
+    def seconds(self) -> float:
+        """The same in seconds."""
+        return 60 * self.minutes
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Settings that were chosen automatically.
+
+    Attributes:
+        settings: nested as in YAML; what is missing has its default.
+        why: lines for the user, before the work begins.
+    """
+
+    settings: Tree
+    why: tuple[str, ...]
+
+
+@runtime_checkable
+class Automatic(Protocol):
+    """A method that can choose its settings by public facts; offered as `--preset auto`."""
+
+    def choose_public(self, sets: Sequence[ImageSet], resources: Resources) -> Choice:
+        """Settings of the public stage, and defaults of the private one, by the public images as they were given.
+
+        Raises:
+            InputError: too few images.
+        """
+
+    def seconds_per_gradient(self, settings: Any, device: torch.device) -> float:
+        """Measured time of one per-example gradient of the private stage, in seconds."""
+
+    def choose_private(self, settings: Any, facts: PublicFacts, epsilon: float, gradients: float) -> Choice:
+        """Sections that depend on the private run, for the settings of a public bundle.
+
+        Public facts only: nothing may depend on private pixels, or on how many images a class has.
+
+        Args:
+            settings: of the public bundle.
+            facts: of the private images.
+            epsilon: of the whole run.
+            gradients: number of per-example gradients for which there is time.
+        """
 
 
 class Method(Protocol[S]):

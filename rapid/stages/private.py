@@ -30,6 +30,7 @@ from rapid.errors import InputError
 from rapid.methods import find_method
 from rapid.methods.base import Method
 from rapid.rounding import as_typed, rounded_down
+from rapid.stages.automatic import AutomaticChoice
 from rapid.training import RunFolder
 
 Json = dict[str, Any]
@@ -68,6 +69,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     classes: Sequence[str] | None = None,
     show_paths: bool = False,
     people: PeopleFrom | None = None,
+    automatic: AutomaticChoice | None = None,
 ) -> Bundle | None:
     """Run the private stage of a method: the result is (epsilon, delta)-DP with respect to the private images.
 
@@ -86,6 +88,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
             A warning says so if there are none, and the labels decide.
         show_paths: name private files in error messages.
         people: where `private` says whose image each is: the unit is then one person; default: one image.
+        automatic: a request that the method chooses what `settings` leaves open, by public facts.
 
     Returns:
         The finished private bundle; None on all ranks but the first.
@@ -98,11 +101,12 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     """
     ranks = ranks or Ranks()
     ranks.agree("--device", device.type.encode())
+    choose = None if automatic is None else _chooser(automatic, settings, epsilon, out, device, ranks)
     book = Ledger(ledger or default_path()) if ranks.first else None
     mine = ranks.all_or_none(
         lambda: _prepare(
             base, lambda: load_images(private, "private", classes, show_paths=show_paths, people=people), out, settings,
-            epsilon, delta, device, book,
+            epsilon, delta, device, book, choose,
         )
     )  # fmt: skip
     # the first rank's budget: calibration on another kind of CPU may differ in the last digit
@@ -157,6 +161,7 @@ def _prepare(
     delta: float | None,
     device: torch.device,
     ledger: Ledger | None,
+    choose: Callable[[PublicFacts], MethodSettings] | None,
 ) -> _Prepared:
     """Read and check everything before anything is written."""
     method = find_method(settings.method)
@@ -175,6 +180,8 @@ def _prepare(
     assignment = ledger.assignment(loaded.images, loaded.units) if ledger and loaded.units is not None else ""
     images = fit_images(loaded, settings.image, "private")
     facts = PublicFacts.of(images)
+    if choose is not None:
+        settings = choose(facts)
     size = facts.dataset_size
     spent_at = default_delta(size) if delta is None else delta
     # public numbers only: nothing that depends on the pixels or on how many images a class has
@@ -204,6 +211,20 @@ def _prepare(
         if ledger is not None and not images.declared:
             warnings.warn(UNDECLARED, stacklevel=2)
     return _Prepared(method, settings, public, images, facts, account, assignment, budget, asked)
+
+
+def _chooser(
+    automatic: AutomaticChoice,
+    settings: MethodSettings,
+    epsilon: float,
+    out: Path,
+    device: torch.device,
+    ranks: Ranks,
+) -> Callable[[PublicFacts], MethodSettings]:
+    """The choice of settings as a function of public facts alone, the same on all ranks."""
+    measured = ranks.all_or_none(lambda: automatic.measured(settings, device, ranks.count) if ranks.first else 0.0)
+    gradients = ranks.broadcast(measured)
+    return lambda facts: automatic.private_settings(settings, facts, epsilon, gradients, out, first=ranks.first)
 
 
 def _earlier_budget(out: Path, asked: Json) -> Budget | None:

@@ -16,13 +16,14 @@ from rapid.data import fit_images, join, load_images
 from rapid.errors import InputError
 from rapid.methods import find_method
 from rapid.methods.base import PublicImages
+from rapid.stages.automatic import AutomaticChoice
 from rapid.training import RunFolder
 
 
 def build_public_bundle(
     paths: Sequence[Path],
     out: Path,
-    settings: MethodSettings,
+    settings: MethodSettings | AutomaticChoice,
     device: torch.device,
     *,
     resume: bool,
@@ -33,7 +34,8 @@ def build_public_bundle(
     Args:
         paths: public image sets; several are joined and their classes kept apart.
         out: new folder, or with `resume` the folder of an earlier run with the same images and settings.
-        settings: the public sections are used; the others are recorded as the bundle's defaults.
+        settings: the public sections are used; the others are recorded as the bundle's defaults. Or a request that the
+            method chooses them by the images.
         device: where to train.
         resume: continue the run in `out`.
         networks: a finished bundle of the same images; components with the same recipe are reused.
@@ -46,7 +48,11 @@ def build_public_bundle(
     method = find_method(settings.method)
     if not method.has_public_stage:
         raise InputError("method", "has no public stage; start with train-private", method.name)
-    sets = [fit_images(load_images(path, "public"), settings.image, "public") for path in paths]
+    loaded = [load_images(path, "public") for path in paths]
+    if isinstance(settings, AutomaticChoice):
+        settings = settings.public_settings(loaded, out, device)
+    image = settings.image
+    sets = [fit_images(part, image, "public") for part in loaded]
     images = join(sets, "public")
     sources = np.repeat(np.arange(len(sets)), [len(part) for part in sets])
     # augmented images are drawn from each set alike, so the division into sets matters
@@ -77,7 +83,7 @@ def build_public_bundle(
                 fingerprint=fingerprint,
             ),
             recipes=builder.recipes,
-            facts=found.facts,
+            facts=found.facts | ({"findings": list(found.findings)} if found.findings else {}),
         )
         bundle = write_bundle(out, config, builder.components, card=public_card(config, found.about))
         run_folder.leave()

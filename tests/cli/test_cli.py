@@ -56,7 +56,7 @@ GENERATE = "generate --model {private} --count 2 --out {new}.npz"
         ("build-kb --public {tmp}/none --out {new}", "--public"),
         ("build-kb --public {tmp}/empty --out {new}", "no images"),
         ("build-kb --public {tmp}/floats.npz --out {new}", "uint8"),
-        ("build-kb --public {tmp}/large.npz --out {new}", "image.fit=resize"),
+        ("build-kb --public {tmp}/large.npz --out {new} --preset demo", "image.fit=resize"),
         ("build-kb --public {letters} --out {tmp}/full", "--out"),
         (BUILD + " --networks {tmp}/none", "--networks"),
         (BUILD + " --networks {private}", "is a private bundle, expected a public one"),

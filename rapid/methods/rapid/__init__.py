@@ -1,6 +1,6 @@
 """RAPID (ICLR 2025): late denoising steps trained privately from retrieved public intermediates.
 
-settings.py       all settings
+settings.py       all settings; automatic.py and automatic_private.py choose them
 public_stage.py   the public bundle; networks.py, knowledge_base.py, retrieval.py are its parts
 private_stage.py  releases and private training; objectives.py has the losses `rapid`, `late` and `ldm`
 audited.py        networks and canaries of an audit
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rapid.methods.base import Description, PublicImages
+from rapid.methods.base import Choice, Description, PublicImages, Resources
 from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rapid.bundle import Bundle, Component
     from rapid.bundle.builder import BundleBuilder
     from rapid.config.sections import SamplingSettings
+    from rapid.data import ImageSet
     from rapid.dp.access import PrivateAccess, PublicFacts
     from rapid.dp.budget import Budget
     from rapid.dp.releases import DpSgdSpec, QuerySpec
@@ -33,6 +34,24 @@ class Rapid:
     name = "rapid"
     settings = RapidSettings
     has_public_stage = True
+
+    def choose_public(self, sets: Sequence[ImageSet], resources: Resources) -> Choice:
+        """By the sizes, colours and symmetries of the public images, and measured times."""
+        from rapid.methods.rapid.automatic import choose_public
+
+        return choose_public(sets, resources)
+
+    def seconds_per_gradient(self, settings: RapidSettings, device: torch.device) -> float:
+        """Of the denoiser."""
+        from rapid.methods.rapid.automatic_private import seconds_per_gradient
+
+        return seconds_per_gradient(settings, device)
+
+    def choose_private(self, settings: RapidSettings, facts: PublicFacts, epsilon: float, gradients: float) -> Choice:
+        """By N and epsilon."""
+        from rapid.methods.rapid.automatic_private import choose_private
+
+        return choose_private(facts, epsilon, gradients)
 
     def train_public(self, builder: BundleBuilder, public: PublicImages, settings: RapidSettings) -> Description:
         """Make autoencoder, denoiser, encoder, probe features and knowledge base."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from rapid.diffusion import Schedule
 from rapid.errors import InputError
 from rapid.files import replacing
 from rapid.methods.base import Description, PublicImages
+from rapid.methods.rapid.diagnosis import as_facts, autoencoder_psnr, encoder_loss, findings, probe_accuracy
 from rapid.methods.rapid.knowledge_base import KIND, NAME, KnowledgeBaseRecipe, Models, build_knowledge_base
 from rapid.methods.rapid.networks import (
     AutoencoderRecipe,
@@ -59,8 +61,7 @@ def train_public(builder: BundleBuilder, public: PublicImages, settings: RapidSe
         np.savez(stream, pre_training=pre, reference=reference)
     stage = _Stage(builder, public, settings, pre, reference)
     models = stage.networks()
-    if settings.probe.enabled and public.images.labels is not None:
-        stage.probe()
+    probe = stage.probe() if settings.probe.enabled and public.images.labels is not None else None
     hashes = {name: builder.hash_of(name) for name in ("autoencoder", "denoiser", "encoder")}
     stage.knowledge_base(models, hashes)
     builder.add("thumbnails", Thumbnails(thumbnails(public.images.images)))
@@ -69,7 +70,8 @@ def train_public(builder: BundleBuilder, public: PublicImages, settings: RapidSe
     facts = public_facts(settings, len(opened))
     if accuracy is not None:
         facts["retrieval"] = accuracy._asdict()
-    return Description(_about(settings, accuracy), facts, len(pre), len(reference))
+    facts["quality"], lines = stage.quality(models, probe, accuracy)
+    return Description(_about(settings, lines), facts, len(pre), len(reference), tuple(lines))
 
 
 def public_facts(settings: RapidSettings, records: int) -> dict[str, Any]:
@@ -163,7 +165,7 @@ class _Stage:
 
         return autoencoder, denoiser, make("encoder", TrajectoryEncoder, encoder_recipe, encoder_from).to(self.device)
 
-    def probe(self) -> None:
+    def probe(self) -> Probe:
         """Make the features of the probe."""
         recipe = ProbeRecipe(images=self.images_hash, image=self.settings.image, probe=self.settings.probe)
 
@@ -171,7 +173,7 @@ class _Stage:
             images, labels = self.public.images.images[self.pre], self.labels[self.pre]
             return train_features(recipe, images, labels, len(self.public.images.classes), self.device, state)
 
-        self.builder.make("probe", Probe, recipe, probe_from)
+        return self.builder.make("probe", Probe, recipe, probe_from).to(self.device)
 
     def knowledge_base(self, models: Models, hashes: dict[str, str]) -> None:
         """Make the knowledge base of D_ref."""
@@ -204,8 +206,22 @@ class _Stage:
         images, labels = self.public.images.images[self.pre], self.labels[self.pre]
         return measure_retrieval(schedule, self.settings.retrieval.k, images, labels, models, opened, self.device)
 
+    def quality(
+        self, models: Models, probe: Probe | None, accuracy: RetrievalAccuracy | None
+    ) -> tuple[dict[str, Any], list[str]]:
+        """What public images tell about the parts: as facts, and in words."""
+        images = self.public.images.images
+        psnr = autoencoder_psnr(models[0], images[self.reference], self.device)
+        contrast = encoder_loss(self.settings, models, images[self.pre], self.device)
+        known = (
+            None
+            if probe is None
+            else probe_accuracy(probe, images[self.reference], self.labels[self.reference], self.device)
+        )
+        return as_facts(psnr, contrast, known), findings(psnr, contrast, accuracy, known)
 
-def _about(settings: RapidSettings, accuracy: RetrievalAccuracy | None) -> str:
+
+def _about(settings: RapidSettings, lines: Sequence[str]) -> str:
     """Text for the model card."""
     text = (
         "D_pre trained the networks, D_ref is in the knowledge base; the split is in `split.npz`. `thumbnails/` holds "
@@ -213,10 +229,5 @@ def _about(settings: RapidSettings, accuracy: RetrievalAccuracy | None) -> str:
         f"Latents: {'x'.join(str(n) for n in settings.latent_shape)}. Query at step k = {settings.retrieval.k}, value "
         f"at step v = {settings.retrieval.v}, of T = {settings.schedule.timesteps}.\n"
     )
-    if accuracy is not None:
-        text += (
-            f"\nRetrieval: of {accuracy.queries:,} public queries {accuracy.top1:.1%} have a nearest neighbour of "
-            f"their class, and\n{accuracy.top5:.1%} one among the five nearest; by chance {accuracy.chance:.1%} of the "
-            "neighbours would.\n"
-        )
+    text += "\nMeasured on public images:\n\n" + "".join(f"- {line}\n" for line in lines)
     return text

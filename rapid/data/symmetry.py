@@ -1,0 +1,76 @@
+"""Which augmentations leave public images as likely as they were: what a classifier cannot tell apart is a symmetry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from rapid.data.fit import to_unit_range
+
+SAMPLE = 4000
+"""Images that are looked at."""
+SIDE = 12
+"""Images are reduced to this many pixels a side."""
+RIDGE = 0.03
+"""Regularisation, relative to the mean variance of a pixel."""
+TOLERANCE = 0.06
+"""Accuracy over one half up to which original and transformed images count as alike."""
+
+
+def mirrored_alike(images: NDArray[np.uint8]) -> bool:
+    """Whether images mirrored left to right look like the originals: photographs do, writing does not.
+
+    Args:
+        images: PUBLIC images, uint8 (N, H, W) or (N, H, W, 3).
+    """
+    return _alike(images, lambda x: x.flip(3))
+
+
+def turned_alike(images: NDArray[np.uint8]) -> bool:
+    """Whether images turned by 90 degrees look like the originals: cells under a microscope do."""
+    return _alike(images, lambda x: x.rot90(1, (2, 3)))
+
+
+def has_plain_background(images: NDArray[np.uint8]) -> bool:
+    """Whether most pixels have one value, as in drawings, writing and many masks."""
+    sample = _sample(images)
+    counts = np.bincount(sample.reshape(-1), minlength=256)
+    return bool(counts.max() > 0.4 * counts.sum())
+
+
+def _alike(images: NDArray[np.uint8], transform: Callable[[Tensor], Tensor]) -> bool:
+    """Whether a ridge classifier, trained on one half of the images, cannot tell the other half from its transform."""
+    pixels = to_unit_range(_sample(images))
+    if min(pixels.shape[2:]) > SIDE:
+        pixels = F.interpolate(pixels, (SIDE, SIDE), mode="area")
+    elif pixels.shape[2] != pixels.shape[3]:
+        return False
+    train, test = pixels[::2], pixels[1::2]
+    if len(test) < 50:
+        return False
+    rows, signs = _pairs(train, transform)
+    centre = rows.mean(0)
+    covariance = (rows - centre).T @ (rows - centre)
+    covariance.diagonal().add_(RIDGE * float(covariance.diagonal().mean()) + 1e-9)
+    weights = torch.linalg.solve(covariance, (rows - centre).T @ signs)
+    rows, signs = _pairs(test, transform)
+    accuracy = float(((rows - centre) @ weights * signs > 0).double().mean())
+    return accuracy < 0.5 + TOLERANCE
+
+
+def _pairs(pixels: Tensor, transform: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Rows, float64, of images and their transforms, and +1 or -1 for each."""
+    rows = torch.cat([pixels.flatten(1), transform(pixels).flatten(1)]).double()
+    signs = torch.ones(len(rows), dtype=torch.float64)
+    signs[len(pixels) :] = -1
+    return rows, signs
+
+
+def _sample(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    chosen = np.random.default_rng(0).permutation(len(images))[:SAMPLE]
+    return images[np.sort(chosen)]

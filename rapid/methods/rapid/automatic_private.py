@@ -1,0 +1,72 @@
+"""Settings of RAPID's private stage that follow from public facts: N, epsilon, and the time of a gradient."""
+
+from __future__ import annotations
+
+import torch
+
+from rapid.dp.access import PublicFacts
+from rapid.dp.gradients import BookKeeper
+from rapid.methods.base import Choice, Tree
+from rapid.methods.rapid.settings import RapidSettings
+from rapid.nn import Denoiser
+from rapid.training.timing import seconds_per_step
+
+COUNT = 128
+"""Examples of a measured step."""
+REFERENCE = 150, 60_000
+"""Steps at epsilon 1 for this many images; found on letters."""
+EXPONENT = 0.6
+"""Steps grow by this power of N * epsilon."""
+LEAST_STEPS, MOST_STEPS = 40, 2000
+LARGEST_BATCH = 4096
+LARGEST_MULTIPLICITY = 4
+
+
+def choose_private(facts: PublicFacts, epsilon: float, gradients: float) -> Choice:
+    """The section `private`; the same on all machines for the same arguments.
+
+    The signal-to-noise ratio of a step is about N * epsilon / sqrt(steps), whatever the batch. So the number of steps
+    follows from N * epsilon; batch and multiplicity lower the other randomness, and follow from the minutes.
+
+    Args:
+        facts: of the private images.
+        epsilon: of the whole run.
+        gradients: number of per-example gradients for which there is time.
+    """
+    steps_at_1, size_at_1 = REFERENCE
+    wanted = steps_at_1 * (epsilon * facts.dataset_size / size_at_1) ** EXPONENT
+    steps = round(min(MOST_STEPS, max(LEAST_STEPS, wanted)))
+    draws = gradients / steps
+    multiplicity = next(k for k in (LARGEST_MULTIPLICITY, 2, 1) if k == 1 or draws >= 128 * k)
+    batch = max(1, int(min(LARGEST_BATCH, facts.dataset_size / 4, draws / multiplicity)))
+    private: Tree = {
+        "objective": "ldm",
+        "expected_batch": batch,
+        "multiplicity": multiplicity,
+        "steps": steps,
+        "clip_norm": 0.3,
+        "learning_rate": 2e-3,
+        "ema_decay": round(max(0.9, 1 - 5 / steps), 4),
+    }
+    used = min(1.0, batch * multiplicity * steps / gradients)
+    why = (
+        f"private: {steps} steps by N = {facts.dataset_size:,} and epsilon {epsilon:g}, of {batch} images on average, "
+        f"{multiplicity} draws each; about {used:.0%} of the minutes by the measured time of a step"
+    )
+    return Choice({"private": private}, (why,))
+
+
+def seconds_per_gradient(settings: RapidSettings, device: torch.device) -> float:
+    """Seconds of one per-example gradient of the denoiser, clipped and summed, on random numbers."""
+    classes = 1
+    network = Denoiser.build(settings, classes).to(device).eval()
+    keeper = BookKeeper(network)
+    x = torch.randn(COUNT, *settings.latent_shape, device=device)
+    t = torch.randint(1, settings.schedule.timesteps + 1, (COUNT,), device=device)
+    labels = torch.randint(classes, (COUNT,), device=device)
+
+    def step() -> None:
+        keeper.clipped_sum(lambda: (network(x, t, labels) - x).square().mean((1, 2, 3)), COUNT, 1.0)
+
+    # noise, optimiser and average take a few per cent
+    return 1.05 * seconds_per_step(step, device) / COUNT

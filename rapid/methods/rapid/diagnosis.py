@@ -1,0 +1,153 @@
+"""What public images tell about a public bundle: does the autoencoder keep detail, do retrieval and probe beat chance.
+
+All of it is measured on public images that the network in question was not trained on.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rapid.data import to_unit_range
+from rapid.data.augment import augment
+from rapid.diffusion import Schedule
+from rapid.diffusion.losses import info_nce
+from rapid.methods.rapid.networks import one_step_query
+from rapid.methods.rapid.retrieval import RetrievalAccuracy
+from rapid.methods.rapid.settings import RapidSettings
+from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
+from rapid.probe.features import probe_features
+from rapid.probe.network import Probe
+
+SAMPLE = 2000
+BATCH = 250
+LOSSY = 25.0
+"""PSNR, dB, below which fine detail of small images is gone to the eye."""
+STANDARD_ERRORS = 4.0
+"""How far above chance a rate must lie to count."""
+
+
+class Contrast(NamedTuple):
+    """A figure and what chance alone would give."""
+
+    value: float
+    chance: float
+
+
+@torch.no_grad()
+def autoencoder_psnr(autoencoder: Autoencoder, images: NDArray[np.uint8], device: torch.device) -> float:
+    """PSNR, dB, of images after encoding and decoding, of the mean squared error of all; infinity without any error.
+
+    Args:
+        autoencoder: on `device`.
+        images: uint8 (N, H, W) or (N, H, W, 3), N >= 1.
+        device: where to compute.
+    """
+    total, count = 0.0, 0
+    sample = _sample(images)
+    for start in range(0, len(sample), BATCH):
+        x = to_unit_range(sample[start : start + BATCH], device)
+        decoded = autoencoder.decode(autoencoder.encode(x)).clamp(-1, 1)
+        total += float((decoded - x).double().square().sum())
+        count += x.numel()
+    return 10 * math.log10(4 * count / total) if total else math.inf
+
+
+@torch.no_grad()
+def encoder_loss(
+    settings: RapidSettings,
+    models: tuple[Autoencoder, Denoiser, TrajectoryEncoder],
+    images: NDArray[np.uint8],
+    device: torch.device,
+) -> Contrast | None:
+    """InfoNCE of pairs of views, as in training; chance is ln of the number of candidates. None for a single image.
+
+    Args:
+        settings: of the bundle.
+        models: autoencoder, denoiser and encoder, on `device`.
+        images: uint8 (N, H, W) or (N, H, W, 3).
+        device: where to compute.
+    """
+    autoencoder, denoiser, encoder = models
+    own, schedule = settings.encoder, Schedule.build(settings.schedule).to(device)
+    generator = torch.Generator().manual_seed(7)
+    chosen = torch.randperm(len(images), generator=generator)[: own.training.batch_size]
+    if len(chosen) < 2:
+        return None
+    x = to_unit_range(images[chosen.numpy()], device)
+
+    def view() -> torch.Tensor:
+        latents = autoencoder.encode(augment(x, own.augment, generator))
+        eps = torch.randn(latents.shape, generator=generator).to(device)
+        features: torch.Tensor = encoder(one_step_query(denoiser, schedule, latents, eps, settings.retrieval.k))
+        return features
+
+    return Contrast(float(info_nce(view(), view(), own.temperature)), math.log(2 * len(chosen) - 1))
+
+
+@torch.no_grad()
+def probe_accuracy(
+    probe: Probe, images: NDArray[np.uint8], labels: NDArray[np.int64], device: torch.device
+) -> Contrast:
+    """Share of images whose nearest prototype is that of their class; chance is the share of the largest class.
+
+    Args:
+        probe: on `device`.
+        images: uint8 (N, H, W) or (N, H, W, 3), N >= 1.
+        labels: int64 (N,).
+        device: where to compute.
+    """
+    features = probe_features(probe, _sample(images), device)
+    own = _sample(labels)
+    found = torch.nn.functional.normalize(probe.prototypes[:, :-1], dim=1) @ features[:, :-1].T
+    found[probe.prototypes[:, -1] == 0] = -math.inf
+    hits = found.argmax(0).cpu().numpy() == own
+    return Contrast(float(hits.mean()), float(np.bincount(own).max() / len(own)))
+
+
+def findings(
+    psnr: float, encoder: Contrast | None, retrieval: RetrievalAccuracy | None, probe: Contrast | None
+) -> list[str]:
+    """One line for each part of the bundle, with what to do where it does not work."""
+    lines = [f"autoencoder: {psnr:.1f} dB on public images that it was not fitted to"]
+    if psnr < LOSSY:
+        lines[0] += (
+            "; every image will look at least this coarse: raise autoencoder.latent_channels, or train it longer"
+        )
+    if encoder is not None:
+        lines.append(f"trajectory encoder: loss {encoder.value:.2f}, by chance {encoder.chance:.2f}")
+    if retrieval is not None:
+        line = f"retrieval: {retrieval.top1:.1%} of the nearest records have the class of their query, by chance "
+        line += f"{retrieval.chance:.1%}"
+        if not retrieval_works(retrieval):
+            line += ": it finds nothing at this k; objectives without retrieval lose nothing, or lower retrieval.k"
+        lines.append(line)
+    if probe is not None:
+        line = f"probe: {probe.value:.1%} of public images are nearest to their own class, by chance {probe.chance:.1%}"
+        if probe.value < 2 * probe.chance:
+            line += "; its features tell little: train it longer, or use other public classes"
+        lines.append(line)
+    return lines
+
+
+def retrieval_works(found: RetrievalAccuracy) -> bool:
+    """Whether neighbours have the class of their query clearly more often than records drawn at random."""
+    error = math.sqrt(found.chance * (1 - found.chance) / found.queries)
+    return found.top1 > found.chance + STANDARD_ERRORS * error and found.top1 > 1.5 * found.chance
+
+
+def as_facts(psnr: float, encoder: Contrast | None, probe: Contrast | None) -> dict[str, Any]:
+    """The figures, ready for JSON."""
+    facts: dict[str, Any] = {"autoencoder_psnr": round(psnr, 2) if math.isfinite(psnr) else None}
+    for name, found in (("encoder_loss", encoder), ("probe_accuracy", probe)):
+        if found is not None:
+            facts[name] = {"value": round(found.value, 4), "chance": round(found.chance, 4)}
+    return facts
+
+
+def _sample(rows: NDArray[Any]) -> NDArray[Any]:
+    return rows[np.sort(np.random.default_rng(8).permutation(len(rows))[:SAMPLE])]

@@ -1,0 +1,102 @@
+"""Settings that a method chooses by public facts, where the user gave no preset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rapid.config.sections import MethodSettings
+from rapid.data import ImageSet
+from rapid.errors import InputError
+from rapid.methods import apply_overrides, find_method
+from rapid.methods.base import Automatic, Resources
+from rapid.training import RunFolder
+
+PRESET = "auto"
+"""The name under which the choice is recorded, as that of a preset."""
+WORK = 0.9
+"""Share of the minutes of the private stage that gradients may take."""
+
+
+@dataclass(frozen=True)
+class AutomaticChoice:
+    """A request to choose settings.
+
+    Attributes:
+        method: name of the method.
+        overrides: what the user set, as `section.name=value`; it wins.
+        minutes: of wall time that the stage may take.
+        say: gets lines for the user: what was chosen and why.
+    """
+
+    method: str
+    overrides: tuple[str, ...]
+    minutes: float
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minutes < 1e6:
+            raise InputError("minutes", "must be a positive number of minutes, such as 20", self.minutes)
+
+    def public_settings(self, sets: Sequence[ImageSet], out: Path, device: torch.device) -> MethodSettings:
+        """Settings of the public stage; those of an earlier run in `out`, if there is one.
+
+        Raises:
+            InputError: the method does not choose, too few images, or an override that does not fit.
+        """
+        choice = self._chooser().choose_public(sets, Resources(device, self.minutes))
+        earlier = _earlier(out, "build-kb")
+        if not earlier:
+            self._tell(choice.why)
+        return apply_overrides({**choice.settings, **earlier, "preset": PRESET}, self.overrides)
+
+    def measured(self, settings: MethodSettings, device: torch.device, processes: int) -> float:
+        """Number of per-example gradients for which the private stage has time, by a measurement."""
+        return WORK * 60 * self.minutes * processes / self._chooser().seconds_per_gradient(settings, device)
+
+    def private_settings(
+        self, settings: MethodSettings, facts: Any, epsilon: float, gradients: float, out: Path, *, first: bool
+    ) -> MethodSettings:
+        """Settings of the private stage; those of an earlier run in `out`, if there is one.
+
+        Args:
+            settings: of the public bundle.
+            facts: `PublicFacts` of the private images.
+            epsilon: of the whole run.
+            gradients: what `measured` found, the same on all ranks.
+            out: folder of the run.
+            first: whether this is the first rank, which tells.
+
+        Raises:
+            InputError: an override that does not fit.
+        """
+        tree = _earlier(out, "train-private")
+        if not tree:
+            choice = self._chooser().choose_private(settings, facts, epsilon, gradients)
+            tree = settings.model_dump(mode="json")
+            for name, section in choice.settings.items():
+                tree[name] = tree[name] | section
+            if first:
+                self._tell(choice.why)
+        return apply_overrides({**tree, "preset": PRESET}, self.overrides).for_private_run(self.overrides)
+
+    def _chooser(self) -> Automatic:
+        method: object = find_method(self.method)
+        if not isinstance(method, Automatic):
+            raise InputError("preset", f"{self.method} does not choose its settings; name a preset", PRESET)
+        return method
+
+    def _tell(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self.say(line)
+
+
+def _earlier(out: Path, command: str) -> dict[str, Any]:
+    """Settings in the manifest of an earlier run of the command in this folder; empty if there is none."""
+    manifest = RunFolder(out).earlier() or {}
+    settings = manifest.get("settings") if manifest.get("command") == command else None
+    return settings if isinstance(settings, dict) else {}

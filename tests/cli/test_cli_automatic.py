@@ -1,0 +1,71 @@
+"""`--preset auto` and `--minutes` as a user meets them: the three commands without any `--set`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests_process import run
+
+
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small colour images of two classes."""
+    folder = tmp_path_factory.mktemp("colours")
+    rng = np.random.default_rng(0)
+    labels = np.arange(160) % 2
+    coarse = rng.uniform(0, 150, (160, 4, 4, 3)) + 100 * labels[:, None, None, None]
+    images = coarse.repeat(4, 1).repeat(4, 2).clip(0, 255).astype(np.uint8)
+    np.savez(folder / "public.npz", images=images, labels=labels, classes=["dark", "light"])
+    np.savez(folder / "private.npz", images=images[::-1, :, ::-1], labels=labels[::-1], classes=["x", "y"])
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:at this epsilon")
+def test_the_three_commands_need_no_settings(tmp_path: Path, colours: Path) -> None:
+    base, model = tmp_path / "base", tmp_path / "model"
+    build = ("build-kb", "--public", colours / "public.npz", "--out", base, "--minutes", 0.02)
+    built = run(*build)
+    assert built.returncode == 0, built.stderr
+    for word in ("images: 16x16, colour", "latents: ", "augmentation: ", "networks: ", "autoencoder: ", "retrieval: "):
+        assert word in built.stdout
+    config = json.loads((base / "config.json").read_text())
+    assert config["settings"]["preset"] == "auto"
+    # the measured times differ, the recorded settings do not
+    again = run(*build, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert "networks: " not in again.stdout
+
+    train = ("train-private", "--base", base, "--private", colours / "private.npz", "--epsilon", 5, "--delta", 1e-3)
+    train = (*train, "--out", model, "--ledger", tmp_path / "ledger.jsonl", "--minutes", 0.02)
+    trained = run(*train)
+    assert trained.returncode == 0, trained.stderr
+    assert "private: 40 steps by N = 160 and epsilon 5" in trained.stdout
+    once_more = run(*train, "--resume")
+    assert once_more.returncode == 0, once_more.stderr
+    assert json.loads((model / "privacy.json").read_text())["steps"] == 40
+    made = run("generate", "--model", model, "--count", 4, "--out", tmp_path / "images.npz")
+    assert made.returncode == 0, made.stderr
+    with np.load(tmp_path / "images.npz") as archive:
+        assert archive["images"].shape == (4, 16, 16, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--minutes", "0"), "--minutes must be a positive number"),
+        (("--minutes", "nan"), "--minutes must be a positive number"),
+        (("--minutes", "3", "--preset", "demo"), "--minutes is for settings that choose themselves"),
+        (("--set", "autoencoder.latent_channels=99"), "at most 48"),
+    ],
+)
+def test_bad_requests_are_refused_in_one_line(
+    tmp_path: Path, colours: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    found = run("build-kb", "--public", colours / "public.npz", "--out", tmp_path / "out", *arguments)
+    assert found.returncode == 2
+    assert told in found.stderr
+    assert len(found.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,110 @@
+"""Settings that follow from public facts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from rapid.data import ImageSet, fit_images, load_images, sample_path
+from rapid.data.augmented import AugmentedImages
+from rapid.dp.access import PublicFacts
+from rapid.methods import apply_overrides
+from rapid.methods.base import Resources, Tree
+from rapid.methods.rapid.automatic import FLOOR, choose_public
+from rapid.methods.rapid.automatic_private import choose_private, seconds_per_gradient
+from rapid.methods.rapid.diagnosis import autoencoder_psnr
+from rapid.methods.rapid.networks import AutoencoderRecipe, train_autoencoder
+from rapid.methods.rapid.settings import RapidSettings
+from rapid.training import Checkpoint
+
+CPU = torch.device("cpu")
+
+
+def photographs(count: int, height: int = 32, width: int = 32) -> NDArray[np.uint8]:
+    """Smooth colours with some noise."""
+    rng = np.random.default_rng(0)
+    coarse = rng.uniform(0, 255, (count, -(-height // 8), -(-width // 8), 3))
+    fine = coarse.repeat(8, 1).repeat(8, 2)[:, :height, :width]
+    return np.clip(fine + rng.normal(0, 6, fine.shape), 0, 255).astype(np.uint8)
+
+
+def chosen(images: NDArray[np.uint8], minutes: float = 0.01, labelled: bool = True) -> tuple[Tree, RapidSettings]:
+    labels = np.arange(len(images)) % 3 if labelled else None
+    found = choose_public([ImageSet(images, labels, ("a", "b", "c") if labelled else ())], Resources(CPU, minutes))
+    settings = apply_overrides(found.settings, [])
+    assert isinstance(settings, RapidSettings)
+    assert all(line and "\n" not in line for line in found.why)
+    return found.settings, settings
+
+
+def test_letters_and_photographs_get_what_suits_them() -> None:
+    _, writing = chosen(load_images(sample_path("letters"), "-").images)
+    _, photos = chosen(photographs(600))
+    assert (writing.image.size, writing.image.channels, writing.image.fit) == (32, 1, "pad")
+    assert (photos.image.size, photos.image.channels, photos.image.fit) == (32, 3, "pad")
+    assert (writing.encoder.augment.flip, writing.encoder.augment.border) == (False, "black")
+    assert (photos.encoder.augment.flip, photos.encoder.augment.border) == (True, "reflect")
+    assert writing.latent_size == photos.latent_size == 8
+    assert writing.probe.enabled
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "fit"), [((20, 28), 32, "pad"), ((100, 80), 64, "resize"), ((8, 8), 16, "pad")]
+)
+def test_sizes(shape: tuple[int, int], size: int, fit: str) -> None:
+    _, found = chosen(photographs(200, *shape), labelled=False)
+    assert (found.image.size, found.image.fit) == (size, fit)
+    assert not found.probe.enabled
+
+
+def test_the_autoencoder_keeps_its_floor_on_other_images(tmp_path_factory: pytest.TempPathFactory) -> None:
+    images = load_images(sample_path("letters"), "-")
+    half = len(images) // 2
+    _, found = chosen(images.images[:half])
+    recipe = AutoencoderRecipe(
+        images="", image=found.image, views=0, augment=found.encoder.augment, autoencoder=found.autoencoder
+    )
+    pixels = fit_images(images, found.image, "-").images
+    views = AugmentedImages(pixels[:half], np.zeros(half, np.int64), 0, found.encoder.augment, CPU)
+    model = train_autoencoder(recipe, views, CPU, Checkpoint(tmp_path_factory.mktemp("a") / "state"))
+    assert autoencoder_psnr(model, pixels[half:], CPU) > FLOOR - 0.5
+    # four components fewer are not enough, or there is nothing left to leave out
+    fewer = found.autoencoder.model_copy(update={"latent_channels": found.autoencoder.latent_channels - 4})
+    if fewer.latent_channels > 0:
+        model = train_autoencoder(
+            recipe.model_copy(update={"autoencoder": fewer}), views, CPU, Checkpoint(tmp_path_factory.mktemp("b") / "s")
+        )
+        assert autoencoder_psnr(model, pixels[half:], CPU) < FLOOR + 0.5
+
+
+def test_more_minutes_are_more_work() -> None:
+    trees = [chosen(photographs(300), minutes)[0] for minutes in (0.05, 100.0)]
+    for name in ("denoiser", "probe", "encoder"):
+        few, many = (tree[name]["training"]["steps"] for tree in trees)
+        assert 1 <= few < many
+
+
+@given(
+    size=st.integers(1, 10**7), epsilon=st.floats(0.01, 100), gradients=st.floats(1, 1e9), classes=st.integers(0, 1000)
+)
+def test_private_settings_fit_the_images_and_the_time(
+    size: int, epsilon: float, gradients: float, classes: int
+) -> None:
+    facts = PublicFacts(size, tuple(map(str, range(classes))), (32, 32, 3))
+    own = choose_private(facts, epsilon, gradients).settings["private"]
+    settings = apply_overrides({"method": "rapid", "private": own}, []).private
+    assert 1 <= own["expected_batch"] <= max(1, size // 4)
+    work = own["expected_batch"] * own["multiplicity"] * own["steps"]
+    assert work <= max(gradients, own["steps"])
+    assert settings.model_dump()["steps"] == own["steps"]
+    more = choose_private(facts, 2 * epsilon, gradients).settings["private"]
+    assert more["steps"] >= own["steps"]
+
+
+def test_the_time_of_a_gradient_is_measured() -> None:
+    _, settings = chosen(photographs(200))
+    assert 0 < seconds_per_gradient(settings, CPU) < 1
