@@ -11,11 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import functional as F
 
-from rapid.config.sections import ImageSettings
+from rapid.config.sections import ImageSettings, ScheduleSettings
 from rapid.data import ImageSet, fit_images, join, to_unit_range
 from rapid.data.symmetry import has_plain_background, mirrored_alike, turned_alike
+from rapid.diffusion import Schedule
 from rapid.errors import InputError
 from rapid.methods.base import Choice, Resources, Tree
 from rapid.methods.rapid.settings import RapidSettings
@@ -36,6 +38,11 @@ WIDTHS = (32, 48, 64, 96, 128)
 LEAST_EXAMPLES = 300_000
 """Examples that a denoiser of the chosen width sees at least; a wider one would see fewer."""
 BATCH = {"denoiser": 256, "probe": 128, "encoder": 128}
+SHARES_OF_T = (0.8, 0.65, 0.5, 0.35)
+"""The k that are tried, from the paper's downwards."""
+SIMILAR = 0.3
+"""Share of neighbours with the class of their query from which on retrieval is used."""
+RECORDS, QUERIES = 5000, 1000
 PART = 4
 """A step is measured with a batch smaller by this factor."""
 FEW_IMAGES = 100_000
@@ -57,8 +64,7 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
     pixels = images.images
     side = LATENT_SIDE[resources.device.type]
     tree: Tree = {"method": "rapid", "preset": "auto", "image": image, "split": {"reference": 0.15}}
-    latents, line = _autoencoder(pixels, image["size"] // side)
-    tree["autoencoder"] = latents
+    tree["autoencoder"], latents, line = _autoencoder(pixels, image["size"] // side)
     why.append(line)
     augment, line = _augment(pixels)
     why.append(line)
@@ -66,10 +72,9 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
     tree["augmentations"] = {"training": 4 * len(images) if few else 0, "reference": 0, "augment": augment}
     tree["encoder"] = {"augment": augment}
     tree["probe"] = {"augment": augment, "enabled": images.labels is not None}
-    tree |= {
-        "private": {"objective": "ldm"},
-        "generation": {"sampler": "dpm-solver++", "steps": 10, "retrieval": "none"},
-    }
+    retrieval, line = _retrieval(latents, images.labels)
+    tree |= retrieval
+    why.append(line)
     why.append(_networks(tree, len(images.classes) or 1, images.labels is not None, resources))
     return Choice(tree, tuple(why))
 
@@ -89,10 +94,13 @@ def _image(sets: Sequence[ImageSet]) -> tuple[Tree, list[str]]:
     return {"size": size, "channels": channels, "fit": fit}, [f"images: {size}x{size}, {colour}, {how}"]
 
 
-def _autoencoder(pixels: NDArray[np.uint8], patch: int) -> tuple[Tree, str]:
-    """The smallest linear autoencoder whose error on the second half of the images is small enough."""
-    chosen = np.random.default_rng(0).permutation(len(pixels))[:10_000]
-    rows = F.pixel_unshuffle(to_unit_range(pixels[chosen]), patch).movedim(1, -1).double()
+def _autoencoder(pixels: NDArray[np.uint8], patch: int) -> tuple[Tree, Tensor, str]:
+    """The smallest linear autoencoder with an error that is small enough, judged on images that it was not fitted to.
+
+    Returns:
+        Settings; normalised latents of a sample of the images, float (n, d), in random order; a line for the user.
+    """
+    rows = F.pixel_unshuffle(to_unit_range(pixels[_order(len(pixels))]), patch).movedim(1, -1).double()
     fitted, held = (part.flatten(0, -2) for part in (rows[::2], rows[1::2]))
     if len(held) == 0:
         raise InputError("public", "holds too few images to choose settings by", len(pixels))
@@ -104,10 +112,60 @@ def _autoencoder(pixels: NDArray[np.uint8], patch: int) -> tuple[Tree, str]:
     psnr = [10 * math.log10(4 * size / error) if error > 0 else math.inf for error in errors]
     good = next((count for count, value in enumerate(psnr, 1) if value >= FLOOR), size)
     count = min(size, max(4, -(-good // 4) * 4))
-    tree = {"kind": "linear", "patch": patch, "latent_channels": count}
-    side = math.isqrt(rows.shape[1] * rows.shape[2])
-    words = f"{count} principal components of {patch}x{patch} pixels, {side}x{side} of them"
-    return tree, f"latents: {words}; {psnr[count - 1]:.1f} dB on held-out public images"
+    latents = rows @ vectors[:, :count]
+    deviation, mean = torch.std_mean(latents, (0, 1, 2), correction=0)
+    side = rows.shape[1]
+    line = f"latents: {count} principal components of {patch}x{patch} pixels, {side}x{side} of them; "
+    line += f"{psnr[count - 1]:.1f} dB on held-out public images"
+    normalised = ((latents - mean) / deviation.clamp_min(1e-6)).flatten(1).float()
+    return {"kind": "linear", "patch": patch, "latent_channels": count}, normalised, line
+
+
+def _retrieval(latents: Tensor, labels: NDArray[np.int64] | None) -> tuple[Tree, str]:
+    """k, v, objective and sampling, by how often the nearest latent of a noisy one has its class.
+
+    It is the search of the knowledge base without its networks, which are not trained yet: half of the images are
+    diffused to k, and their neighbours among the other half are those that make x_k likeliest.
+    """
+    without: Tree = {
+        "private": {"objective": "ldm"},
+        "generation": {"sampler": "dpm-solver++", "steps": 10, "retrieval": "none"},
+    }
+    if labels is None:
+        return without, "retrieval: off; without labels it cannot be tested"
+    own = torch.from_numpy(labels[_order(len(labels))])
+    records, queries = latents[::2][:RECORDS], latents[1::2][:QUERIES]
+    wanted, classes = own[1::2][:QUERIES], own[::2][:RECORDS]
+    chance = float((wanted[:, None] == classes).double().mean())
+    schedule = Schedule.build(ScheduleSettings())
+    generator = torch.Generator().manual_seed(0)
+    tried = []
+    for share in SHARES_OF_T:
+        k = round(share * schedule.timesteps)
+        signal = float(schedule.signal(torch.tensor([k])))
+        noisy = signal * queries + math.sqrt(1 - signal**2) * torch.randn(queries.shape, generator=generator)
+        scores = signal * noisy @ records.T - 0.5 * signal**2 * records.square().sum(1)
+        top1 = float((classes[scores.argmax(1)] == wanted).double().mean())
+        tried.append(f"{top1:.0%} at k = {k}")
+        if top1 >= SIMILAR and top1 >= 3 * chance:
+            break
+    else:
+        words = f"of the nearest public images {', '.join(tried)} have the class of a query, by chance {chance:.0%}"
+        return without, f"retrieval: off; {words}"
+    found: Tree = {
+        "retrieval": {"k": k, "v": k // 4},
+        "private": {"objective": "rapid", "start": 700},
+        "generation": {
+            "sampler": "dpm-solver++", "steps": 10, "retrieval": "class", "start": 500, "epsilon_scale": 1.1
+        },
+    }  # fmt: skip
+    line = f"retrieval: k = {k}, v = {k // 4}; {top1:.0%} of the nearest public images have the class of a query, by "
+    return found, line + f"chance {chance:.0%}"
+
+
+def _order(count: int) -> NDArray[np.int64]:
+    """Images that choices are made by, in random order."""
+    return np.random.default_rng(0).permutation(count)[:10_000]
 
 
 def _augment(pixels: NDArray[np.uint8]) -> tuple[Tree, str]:

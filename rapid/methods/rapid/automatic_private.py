@@ -23,7 +23,9 @@ LARGEST_MULTIPLICITY = 4
 
 
 def choose_private(facts: PublicFacts, epsilon: float, gradients: float) -> Choice:
-    """The section `private`; the same on all machines for the same arguments.
+    """The section `private` without its objective, which the public bundle decides.
+
+    The same on all machines for the same arguments.
 
     The signal-to-noise ratio of a step is about N * epsilon / sqrt(steps), whatever the batch. So the number of steps
     follows from N * epsilon; batch and multiplicity lower the other randomness, and follow from the minutes.
@@ -40,7 +42,6 @@ def choose_private(facts: PublicFacts, epsilon: float, gradients: float) -> Choi
     multiplicity = next(k for k in (LARGEST_MULTIPLICITY, 2, 1) if k == 1 or draws >= 128 * k)
     batch = max(1, int(min(LARGEST_BATCH, facts.dataset_size / 4, draws / multiplicity)))
     private: Tree = {
-        "objective": "ldm",
         "expected_batch": batch,
         "multiplicity": multiplicity,
         "steps": steps,
