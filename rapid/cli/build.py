@@ -28,7 +28,13 @@ def build_kb(options: argparse.Namespace) -> None:
         settings = settings_without_base(options)
         refuse_minutes(options)
     bundle = build_public_bundle(
-        options.public, options.out, settings, device, resume=options.resume, networks=options.networks
+        options.public,
+        options.out,
+        settings,
+        device,
+        resume=options.resume,
+        networks=options.networks,
+        label_column=options.label_column,
     )
     held = bundle.config.facts.get("knowledge_base", {}).get("entries")
     print(f"public bundle: {bundle.path}" + (f" ({held:,} records in the knowledge base)" if held else ""))

@@ -87,4 +87,8 @@ def _account(ledger: Ledger, entries: Sequence[Entry], options: argparse.Namespa
     if not Path(dataset).exists():
         raise InputError("DATASET", "is neither a path of images nor an account of rapid ledger show", dataset)
     people = PeopleFrom() if options.unit_folders else None
-    return ledger.account(load_images(Path(dataset), "DATASET", show_paths=options.show_paths, people=people).images)
+    # the account depends on the pixels alone
+    images = load_images(
+        Path(dataset), "DATASET", show_paths=options.show_paths, people=people, label_column="none"
+    ).images
+    return ledger.account(images)

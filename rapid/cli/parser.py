@@ -30,6 +30,7 @@ def _build_kb(subparsers: Subparsers) -> None:
     build.add_argument("--method", metavar="NAME", help="method; default: that of --preset")
     reuse = "public bundle made from the same images: reuse every part that the settings do not change"
     build.add_argument("--networks", type=Path, metavar="DIR", help=reuse)
+    _label_column(build)
     _output(build)
     _settings(build, default_preset=None, shown="auto: chosen by the images, the machine and --minutes")
     _minutes(build)
@@ -200,9 +201,17 @@ def _private_set(parser: argparse.ArgumentParser) -> None:
     words = (
         "classes of --private: names, a file with a name a line, or a folder with a sub-folder a class; default: its "
     )
-    words += "sub-folders (which may be empty) or its array 'classes'"
+    words += "sub-folders (which may be empty), its array 'classes', or its ClassLabel"
     parser.add_argument("--classes", metavar="a,b,c|FILE", help=words)
+    _label_column(parser)
     _show_paths(parser)
+
+
+def _label_column(parser: argparse.ArgumentParser) -> None:
+    words = (
+        "column of the labels, of a CSV, JSON lines, Parquet, tar or .npz; none: no labels; default: label, class ..."
+    )
+    parser.add_argument("--label-column", metavar="NAME", help=words)
 
 
 def _show_paths(parser: argparse.ArgumentParser) -> None:
@@ -215,7 +224,7 @@ def _output(parser: argparse.ArgumentParser) -> None:
 
 def _units(parser: argparse.ArgumentParser) -> None:
     unit = parser.add_mutually_exclusive_group()
-    words = "the unit is one person with all their images: this array of the .npz (N,) says whose image each is"
+    words = "the unit is one person with all their images: this array or column of --private says whose image each is"
     unit.add_argument("--unit-column", metavar="NAME", help=words)
     _unit_folders(unit)
 

@@ -44,7 +44,12 @@ def plan(options: argparse.Namespace) -> None:
     classes, images = _classes(options), None
     if options.private is not None:
         images = load_images(
-            options.private, "private", classes, show_paths=options.show_paths, people=_people(options)
+            options.private,
+            "private",
+            classes,
+            show_paths=options.show_paths,
+            people=_people(options),
+            label_column=options.label_column,
         )
         if not images.declared:
             warnings.warn(UNDECLARED, stacklevel=2)
@@ -116,6 +121,7 @@ def train_private(options: argparse.Namespace) -> None:
             automatic=ranks.all_or_none(lambda: _automatic(options)),
             show_paths=options.show_paths,
             people=_people(options),
+            label_column=options.label_column,
         )
     if bundle is None:
         return

@@ -12,13 +12,15 @@ from torch import Tensor
 from rapid.config.sections import AugmentSettings
 from rapid.data.augment import augment
 from rapid.data.fit import to_unit_range
+from rapid.data.subset import Images
+from rapid.mapped import release
 
 
 class AugmentedImages:
     """A fixed number of augmented public images; every public set contributes the same number.
 
     Args:
-        images: uint8 (N, H, W) or (N, H, W, 3).
+        images: N of them, uint8 (H, W) or (H, W, 3).
         sources: the set that each image came from, int64 (N,).
         count: number of augmented images; 0 keeps each image once, unchanged.
         settings: ranges of the augmentation; ignored if `count` is 0.
@@ -27,7 +29,7 @@ class AugmentedImages:
 
     def __init__(
         self,
-        images: NDArray[np.uint8],
+        images: Images,
         sources: NDArray[np.int64],
         count: int,
         settings: AugmentSettings,
@@ -51,6 +53,7 @@ class AugmentedImages:
         """All augmented images in the order of `rows`, float (<= size, C, H, W) in [-1, 1]; equal on every call."""
         for start in range(0, len(self), size):
             yield self._make(self.rows[start : start + size], torch.Generator().manual_seed(start))
+            release()
 
     def _make(self, rows: NDArray[np.int64], generator: torch.Generator) -> Tensor:
         images = to_unit_range(self._images[rows], self._device)

@@ -14,7 +14,7 @@ from rapid.errors import InputError
 UNDECLARED = (
     "the number of classes of --private is taken from its labels and is published with the model: it is not protected, "
     "and can show that a single image was there. Declare the classes by --classes a,b,c, by --classes FILE with a name "
-    "a line, or by an array 'classes' in the .npz file"
+    "a line, by an array 'classes' in the .npz file, or by a ClassLabel in the Parquet file"
 )
 """Warning about a private set without declared classes."""
 

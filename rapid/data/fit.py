@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rapid.config.sections import ImageSettings
-from rapid.data.images import ImageSet
+from rapid.data.image_set import ImageSet
 from rapid.errors import InputError
+from rapid.mapped import BLOCK, blocks, empty
 
 LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 
@@ -37,13 +38,12 @@ def fit_images(images: ImageSet, settings: ImageSettings, field: str) -> ImageSe
     if settings.fit == "pad" and max(height, width) > size:
         problem = f"images of {width}x{height} do not fit into {size}x{size}, and image.fit=pad never scales"
         raise InputError(field, f"{problem}; give smaller images or build the bundle with --set image.fit=resize")
-    if settings.channels == 1 and images.channels == 3:
-        pixels = np.rint(pixels @ LUMA).astype(np.uint8)
-    elif settings.channels == 3 and images.channels == 1:
-        pixels = np.repeat(pixels[..., None], 3, axis=-1)
-    if (height, width) != (size, size):
-        pixels = _pad(pixels, size) if settings.fit == "pad" else _resize(pixels, size)
-    return replace(images, images=pixels)
+    if (height, width, images.channels) == (size, size, settings.channels):
+        return images
+    fitted = empty((len(pixels), size, size) + (3,) * (settings.channels == 3))
+    for number, block in enumerate(blocks(pixels)):
+        fitted[number * BLOCK : number * BLOCK + len(block)] = _fit(block, settings)
+    return replace(images, images=fitted)
 
 
 def to_unit_range(images: NDArray[np.uint8], device: torch.device | str = "cpu") -> torch.Tensor:
@@ -56,6 +56,17 @@ def to_uint8(images: torch.Tensor) -> NDArray[np.uint8]:
     """Convert float (N, C, H, W) in [-1, 1] to uint8 (N, H, W) or (N, H, W, 3), rounded and clamped."""
     pixels = images.add(1.0).mul(127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
     return np.ascontiguousarray(pixels[:, 0] if pixels.shape[1] == 1 else pixels.transpose(0, 2, 3, 1))
+
+
+def _fit(pixels: NDArray[np.uint8], settings: ImageSettings) -> NDArray[np.uint8]:
+    size, colour = settings.size, pixels.ndim == 4
+    if settings.channels == 1 and colour:
+        pixels = np.rint(pixels @ LUMA).astype(np.uint8)
+    elif settings.channels == 3 and not colour:
+        pixels = np.repeat(pixels[..., None], 3, axis=-1)
+    if pixels.shape[1:3] != (size, size):
+        pixels = _pad(pixels, size) if settings.fit == "pad" else _resize(pixels, size)
+    return pixels
 
 
 def _pad(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:

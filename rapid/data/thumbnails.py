@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from rapid.data.fit import LUMA
+from rapid.mapped import BLOCK as ROWS
+from rapid.mapped import blocks
 
 SIDE = 16
 LENGTH = SIDE * SIDE
@@ -41,11 +43,10 @@ def thumbnails(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
         uint8 (N, 256).
     """
     made = np.empty((len(images), LENGTH), np.uint8)
-    for start in range(0, len(images), BLOCK):
-        part = images[start : start + BLOCK]
+    for number, part in enumerate(blocks(images)):
         luma = torch.from_numpy((part @ LUMA if part.ndim == 4 else part).astype(np.float32))
         cells = F.adaptive_avg_pool2d(luma[:, None], SIDE)
-        made[start : start + BLOCK] = cells.round().flatten(1).to(torch.uint8).numpy()
+        made[number * ROWS : number * ROWS + len(part)] = cells.round().flatten(1).to(torch.uint8).numpy()
     return made
 
 

@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from rapid.dp.events import compose, event_from_json, event_to_json, poisson_gaussian_steps
 from rapid.errors import InputError, PrivacyRefused
 from rapid.files import replacing
+from rapid.mapped import blocks
 
 KEY_BYTES = 32
 START = "0" * 64
@@ -178,7 +179,11 @@ class Ledger:
             images: uint8 (N, H, W) or (N, H, W, 3), as they were read; their order does not matter.
         """
         shape = repr(images.shape[1:]).encode()
-        digests = sorted(hashlib.sha256(shape + np.ascontiguousarray(image).tobytes()).digest() for image in images)
+        digests = sorted(
+            hashlib.sha256(shape + np.ascontiguousarray(image).tobytes()).digest()
+            for block in blocks(images)
+            for image in block
+        )
         return hmac.new(self._key, b"dataset" + b"".join(digests), hashlib.sha256).hexdigest()[:32]
 
     def assignment(self, images: NDArray[np.uint8], units: NDArray[np.int64]) -> str:
@@ -189,7 +194,8 @@ class Ledger:
             units: number of the person that each image shows, int64 (N,).
         """
         of_person: dict[int, list[bytes]] = {}
-        for image, unit in zip(images, units.tolist(), strict=True):
+        every = (image for block in blocks(images) for image in block)
+        for image, unit in zip(every, units.tolist(), strict=True):
             of_person.setdefault(unit, []).append(hashlib.sha256(np.ascontiguousarray(image).tobytes()).digest())
         people = sorted(hashlib.sha256(b"".join(sorted(group))).digest() for group in of_person.values())
         return hmac.new(self._key, b"units" + b"".join(people), hashlib.sha256).hexdigest()[:32]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from rapid import mapped
 from rapid.errors import PrivacyRefused
 from rapid.progress import Progress
 from rapid.stopping import check_stop
@@ -55,17 +56,19 @@ def apply(function: Rows, tensors: Sequence[PrivateTensor], *, title: str = "", 
         ValueError: the function mixes examples, as batch normalisation does, or does not return one row per example.
         Stopped: a stop was requested.
     """
-    count, parts = len(tensors[0]), []
+    count = len(tensors[0])
+    result = mapped.Rows(count)
     with torch.no_grad(), Progress(title, count, "image", shown=shown and bool(title)) as progress:
         for start in range(0, count, BATCH):
             check_stop()
             rows = [tensor._rows[start : start + BATCH] for tensor in tensors]
-            parts.append(function(*rows))
+            found = function(*rows)
             if start == 0:
-                _check_rows(function, rows, parts[0])
+                _check_rows(function, rows, found)
+            result.append(found)
             progress.advance(len(rows[0]))
         # normalisation layers reject empty batches, so a black image gives the shape
-        return torch.cat(parts) if parts else function(*_black(tensors))[:0]
+        return result.all if count else function(*_black(tensors))[:0]
 
 
 def apply_scalar(function: Rows, tensors: Sequence[PrivateTensor], *, title: str = "", shown: bool = True) -> Tensor:

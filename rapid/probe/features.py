@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from torch.nn import functional as F
 from rapid.config.sections import ImageSettings, ProbeSettings
 from rapid.data import to_unit_range
 from rapid.data.augment import augment
+from rapid.data.subset import Images
+from rapid.mapped import release
 from rapid.probe.network import Probe
 from rapid.training import Checkpoint
 from rapid.training.public import train
@@ -32,7 +35,7 @@ class ProbeRecipe(Recipe):
 
 def train_features(
     recipe: ProbeRecipe,
-    images: NDArray[np.uint8],
+    images: Images,
     labels: NDArray[np.int64],
     num_classes: int,
     device: torch.device,
@@ -67,9 +70,11 @@ def train_features(
     train("probe", network, loss, own.training, checkpoint)
     model.eval()
     model.fit_projection(*_moments(model, images, device))
-    features = probe_features(model, images, device)
     index = torch.from_numpy(labels).to(device)
-    sums = torch.zeros_like(model.prototypes).index_add_(0, index, features)
+    sums = torch.zeros_like(model.prototypes)
+    with torch.no_grad():
+        for part, numbers in zip(_parts(images), index.split(BATCH), strict=True):
+            sums.index_add_(0, numbers, model.features(to_unit_range(part, device)))
     model.prototypes.copy_(sums / torch.bincount(index, minlength=num_classes).clamp_min(1)[:, None])
     return model
 
@@ -82,7 +87,7 @@ def probe_features(probe: Probe, images: NDArray[np.uint8], device: torch.device
 
 
 @torch.no_grad()
-def _moments(probe: Probe, images: NDArray[np.uint8], device: torch.device) -> tuple[Tensor, Tensor]:
+def _moments(probe: Probe, images: Images, device: torch.device) -> tuple[Tensor, Tensor]:
     """Mean and covariance of the trunk's outputs, float64 (F,) and (F, F), in bounded memory."""
     width = probe.trunk_width
     total = torch.zeros(width, dtype=torch.float64, device=device)
@@ -99,5 +104,7 @@ def _draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return torch.multinomial(weights, count, replacement=True, generator=generator)
 
 
-def _parts(images: NDArray[np.uint8]) -> list[NDArray[Any]]:
-    return [images[start : start + BATCH] for start in range(0, len(images), BATCH)]
+def _parts(images: Images) -> Iterator[NDArray[Any]]:
+    for start in range(0, len(images), BATCH):
+        yield images[start : start + BATCH]
+        release()

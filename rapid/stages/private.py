@@ -27,6 +27,7 @@ from rapid.dp.releases import default_delta
 from rapid.dp.spending import Charge
 from rapid.dp.statement import privacy_statement
 from rapid.errors import InputError
+from rapid.mapped import scratch_in, taken
 from rapid.methods import find_method
 from rapid.methods.base import Method
 from rapid.rounding import as_typed, rounded_down
@@ -70,6 +71,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     show_paths: bool = False,
     people: PeopleFrom | None = None,
     automatic: AutomaticChoice | None = None,
+    label_column: str | None = None,
 ) -> Bundle | None:
     """Run the private stage of a method: the result is (epsilon, delta)-DP with respect to the private images.
 
@@ -89,6 +91,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
         show_paths: name private files in error messages.
         people: where `private` says whose image each is: the unit is then one person; default: one image.
         automatic: a request that the method chooses what `settings` leaves open, by public facts.
+        label_column: see `load_images`.
 
     Returns:
         The finished private bundle; None on all ranks but the first.
@@ -103,12 +106,12 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     ranks.agree("--device", device.type.encode())
     choose = None if automatic is None else _chooser(automatic, settings, epsilon, out, device, ranks)
     book = Ledger(ledger or default_path()) if ranks.first else None
-    mine = ranks.all_or_none(
-        lambda: _prepare(
-            base, lambda: load_images(private, "private", classes, show_paths=show_paths, people=people), out, settings,
-            epsilon, delta, device, book, choose,
-        )
-    )  # fmt: skip
+
+    def load() -> ImageSet:
+        return load_images(private, "private", classes, show_paths=show_paths, people=people, label_column=label_column)
+
+    with scratch_in(out):
+        mine = ranks.all_or_none(lambda: _prepare(base, load, out, settings, epsilon, delta, device, book, choose))
     # the first rank's budget: calibration on another kind of CPU may differ in the last digit
     budget = ranks.broadcast(mine.budget)
     # not the default unit, which the manifests of earlier versions do not name
@@ -116,8 +119,9 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
         "budget": budget.model_dump(mode="json", exclude=set() if budget.unit == ONE_PERSON else {"unit"})
     }
     ranks.agree("the settings or --base", json.dumps(record, sort_keys=True).encode())
-    ranks.agree("--private", mine.images.fingerprint().encode())
-    with ExitStack() as stack:
+    if ranks.count > 1:
+        ranks.agree("--private", mine.images.fingerprint().encode())
+    with scratch_in(out), ExitStack() as stack:
 
         def enter() -> tuple[RunFolder, Charge | None]:
             entered = RunFolder.enter(out, "train-private", record, resume=resume)
@@ -175,6 +179,11 @@ def _prepare(
     if public is not None and public.config.method != method.name:
         raise InputError("base", f"was made for {public.config.method}, not for {method.name}", base)
     loaded = load()
+    if settings.image.channels == 1 and loaded.channels == 3:
+        made = "--base makes" if public is not None else "image.channels=1 is for"
+        raise InputError(
+            "private", f"has colour images, and {made} grey ones; use image.channels=3 there, or give grey images"
+        )
     # hashed as stored on disk, so that the identifier is the same at every image size
     account = ledger.account(loaded.images) if ledger else ""
     assignment = ledger.assignment(loaded.images, loaded.units) if ledger and loaded.units is not None else ""
@@ -239,13 +248,15 @@ def _earlier_budget(out: Path, asked: Json) -> Budget | None:
 
 def _part(images: ImageSet, ranks: Ranks) -> ImageSet:
     """The images of this rank, with whole people; other images never reach its network."""
+    if ranks.count == 1:
+        return images
     part = np.asarray(ranks.part(images.unit_count), dtype=np.int64)
     own, units = part, None
     if images.units is not None:
         own = np.flatnonzero(np.isin(images.units, part))
         units = np.searchsorted(part, images.units[own]).astype(np.int64)
     labels = None if images.labels is None else images.labels[own]
-    return replace(images, images=images.images[own], labels=labels, units=units)
+    return replace(images, images=taken(images.images, own), labels=labels, units=units)
 
 
 def _write(out: Path, run: _Prepared, budget: Budget, components: Mapping[str, Component]) -> None:

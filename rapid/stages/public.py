@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import torch
 from rapid.bundle import Bundle, BundleConfig, PublicData, is_finished, write_bundle
 from rapid.bundle.builder import BundleBuilder, open_reused
 from rapid.bundle.card import public_card
-from rapid.config.sections import MethodSettings
-from rapid.data import fit_images, join, load_images
+from rapid.config.sections import ImageSettings, MethodSettings
+from rapid.data import ImageSet, fit_images, join, load_images
 from rapid.errors import InputError
+from rapid.mapped import scratch_in
 from rapid.methods import find_method
 from rapid.methods.base import PublicImages
 from rapid.stages.automatic import AutomaticChoice
@@ -28,6 +30,7 @@ def build_public_bundle(
     *,
     resume: bool,
     networks: Path | None = None,
+    label_column: str | None = None,
 ) -> Bundle:
     """Run the public stage of a method and write the bundle `out`.
 
@@ -39,6 +42,7 @@ def build_public_bundle(
         device: where to train.
         resume: continue the run in `out`.
         networks: a finished bundle of the same images; components with the same recipe are reused.
+        label_column: see `load_images`.
 
     Raises:
         InputError: bad images, an `out` that holds something else, `networks` of other images, or a method without a
@@ -48,12 +52,13 @@ def build_public_bundle(
     method = find_method(settings.method)
     if not method.has_public_stage:
         raise InputError("method", "has no public stage; start with train-private", method.name)
-    loaded = [load_images(path, "public") for path in paths]
-    if isinstance(settings, AutomaticChoice):
-        settings = settings.public_settings(loaded, out, device)
-    image = settings.image
-    sets = [fit_images(part, image, "public") for part in loaded]
-    images = join(sets, "public")
+    with scratch_in(out):
+        loaded = [load_images(path, "public", label_column=label_column) for path in paths]
+        if isinstance(settings, AutomaticChoice):
+            settings = settings.public_settings(loaded, out, device)
+        sets = [_fitted(path, part, settings.image) for path, part in zip(paths, loaded, strict=True)]
+        del loaded  # may be large
+        images = join(sets, "public")
     sources = np.repeat(np.arange(len(sets)), [len(part) for part in sets])
     # augmented images are drawn from each set alike, so the division into sets matters
     fingerprint = f"{images.fingerprint()}-{len(sets)}"
@@ -64,7 +69,7 @@ def build_public_bundle(
         "settings": used,
         "public": {"sources": [path.name for path in paths], "classes": images.classes, "images": fingerprint},
     }
-    with RunFolder.enter(out, "build-kb", manifest, resume=resume) as run_folder:
+    with RunFolder.enter(out, "build-kb", manifest, resume=resume) as run_folder, scratch_in(out):
         if is_finished(out):
             return Bundle.open(out, "out", "public")
         builder = BundleBuilder(run_folder, fingerprint, device, reuse)
@@ -88,3 +93,15 @@ def build_public_bundle(
         bundle = write_bundle(out, config, builder.components, card=public_card(config, found.about))
         run_folder.leave()
         return bundle
+
+
+def _fitted(path: Path, images: ImageSet, form: ImageSettings) -> ImageSet:
+    """Bring a public set to the form of the model, and say in one line what was done to its images."""
+    notes = list(images.notes)
+    if form.channels == 1 and images.channels == 3:
+        notes.append("colours are dropped (image.channels=1)")
+    if notes:
+        height, width = images.images.shape[1:3]
+        colours = "grey" if images.channels == 1 else "RGB"
+        print(f"rapid: {path}: 8-bit {colours} of {width}x{height}; {'; '.join(notes)}", file=sys.stderr, flush=True)
+    return fit_images(images, form, "public")

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from rapid.errors import Stopped
+from rapid.mapped import release
 from rapid.progress import Progress
 from rapid.stopping import check_stop
 from rapid.training.average import weight_average
@@ -111,6 +112,7 @@ class Trainer:
                 self.step(backward, progress)
                 if between_steps is not None:
                     between_steps(self.steps_done)
+                release()
                 progress.advance()
                 if checkpoint is not None:
                     checkpoint.save_if_due(self.state_dict)

@@ -65,8 +65,8 @@ def make_bad_folder(path: Path, case: str) -> None:
         (path / "a" / "1.png").write_text("no image")
     elif case == "loose":
         save(path / "1.png", 32, 32)
-    elif case == "16 bit":
-        Image.fromarray(np.zeros((32, 32), np.uint16)).save(path / "a" / "1.png")
+    elif case == "32 bit":
+        Image.fromarray(np.zeros((32, 32), np.float32)).save(path / "a" / "1.tif")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def make_bad_folder(path: Path, case: str) -> None:
         ("truncated", "0.png: is not a readable image"),
         ("text", "1.png: is not a readable image"),
         ("loose", "both images and sub-folders"),
-        ("16 bit", "more than 8 bits"),
+        ("32 bit", "more than 16 bits"),
     ],
 )
 def test_bad_folders(tmp_path: Path, case: str, words: str) -> None:
@@ -95,7 +95,7 @@ def test_missing_and_empty(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no images"):
         load_images(tmp_path, "private")
     (tmp_path / "a.txt").write_text("")
-    with pytest.raises(InputError, match="neither a folder nor"):
+    with pytest.raises(InputError, match="is none of these: a folder of images"):
         load_images(tmp_path / "a.txt", "private")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -42,6 +43,8 @@ SHARES_OF_T = (0.8, 0.65, 0.5, 0.35)
 """The k that are tried, from the paper's downwards."""
 SIMILAR = 0.3
 """Share of neighbours with the class of their query from which on retrieval is used."""
+SAMPLE = 10_000
+"""Images that choices are made by."""
 RECORDS, QUERIES = 5000, 1000
 PART = 4
 """A step is measured with a batch smaller by this factor."""
@@ -60,7 +63,8 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
         Settings, and lines that say what was chosen and why.
     """
     image, why = _image(sets)
-    images = join([fit_images(part, ImageSettings.model_validate(image), "public") for part in sets], "public")
+    form, count = ImageSettings.model_validate(image), sum(len(part) for part in sets)
+    images = join([fit_images(_sampled(part, count), form, "public") for part in sets], "public")
     pixels = images.images
     side = LATENT_SIDE[resources.device.type]
     tree: Tree = {"method": "rapid", "preset": "auto", "image": image, "split": {"reference": 0.15}}
@@ -68,8 +72,7 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
     why.append(line)
     augment, line = _augment(pixels)
     why.append(line)
-    few = len(images) < FEW_IMAGES
-    tree["augmentations"] = {"training": 4 * len(images) if few else 0, "reference": 0, "augment": augment}
+    tree["augmentations"] = {"training": 4 * count if count < FEW_IMAGES else 0, "reference": 0, "augment": augment}
     tree["encoder"] = {"augment": augment}
     tree["probe"] = {"augment": augment, "enabled": images.labels is not None}
     retrieval, line = _retrieval(latents, images.labels)
@@ -165,7 +168,14 @@ def _retrieval(latents: Tensor, labels: NDArray[np.int64] | None) -> tuple[Tree,
 
 def _order(count: int) -> NDArray[np.int64]:
     """Images that choices are made by, in random order."""
-    return np.random.default_rng(0).permutation(count)[:10_000]
+    return np.random.default_rng(0).permutation(count)[:SAMPLE]
+
+
+def _sampled(part: ImageSet, total: int) -> ImageSet:
+    """A random part of a set, of about SAMPLE images of all `total`: a set may be larger than memory."""
+    rows = np.sort(np.random.default_rng(1).permutation(len(part))[: max(1, math.ceil(SAMPLE * len(part) / total))])
+    labels = None if part.labels is None else part.labels[rows]
+    return replace(part, images=part.images[rows], labels=labels)
 
 
 def _augment(pixels: NDArray[np.uint8]) -> tuple[Tree, str]:

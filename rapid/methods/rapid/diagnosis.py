@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rapid.data import to_unit_range
 from rapid.data.augment import augment
+from rapid.data.subset import Images
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import info_nce
 from rapid.methods.rapid.networks import one_step_query
@@ -39,7 +40,7 @@ class Contrast(NamedTuple):
 
 
 @torch.no_grad()
-def autoencoder_psnr(autoencoder: Autoencoder, images: NDArray[np.uint8], device: torch.device) -> float:
+def autoencoder_psnr(autoencoder: Autoencoder, images: Images, device: torch.device) -> float:
     """PSNR, dB, of images after encoding and decoding, of the mean squared error of all; infinity without any error.
 
     Args:
@@ -48,7 +49,7 @@ def autoencoder_psnr(autoencoder: Autoencoder, images: NDArray[np.uint8], device
         device: where to compute.
     """
     total, count = 0.0, 0
-    sample = _sample(images)
+    sample = images[_rows(len(images))]
     for start in range(0, len(sample), BATCH):
         x = to_unit_range(sample[start : start + BATCH], device)
         decoded = autoencoder.decode(autoencoder.encode(x)).clamp(-1, 1)
@@ -61,7 +62,7 @@ def autoencoder_psnr(autoencoder: Autoencoder, images: NDArray[np.uint8], device
 def encoder_loss(
     settings: RapidSettings,
     models: tuple[Autoencoder, Denoiser, TrajectoryEncoder],
-    images: NDArray[np.uint8],
+    images: Images,
     device: torch.device,
 ) -> Contrast | None:
     """InfoNCE of pairs of views, as in training; chance is ln of the number of candidates. None for a single image.
@@ -90,9 +91,7 @@ def encoder_loss(
 
 
 @torch.no_grad()
-def probe_accuracy(
-    probe: Probe, images: NDArray[np.uint8], labels: NDArray[np.int64], device: torch.device
-) -> Contrast:
+def probe_accuracy(probe: Probe, images: Images, labels: NDArray[np.int64], device: torch.device) -> Contrast:
     """Share of images whose nearest prototype is that of their class; chance is the share of the largest class.
 
     Args:
@@ -101,8 +100,8 @@ def probe_accuracy(
         labels: int64 (N,).
         device: where to compute.
     """
-    features = probe_features(probe, _sample(images), device)
-    own = _sample(labels)
+    rows = _rows(len(labels))
+    features, own = probe_features(probe, images[rows], device), labels[rows]
     found = torch.nn.functional.normalize(probe.prototypes[:, :-1], dim=1) @ features[:, :-1].T
     found[probe.prototypes[:, -1] == 0] = -math.inf
     hits = found.argmax(0).cpu().numpy() == own
@@ -149,5 +148,6 @@ def as_facts(psnr: float, encoder: Contrast | None, probe: Contrast | None) -> d
     return facts
 
 
-def _sample(rows: NDArray[Any]) -> NDArray[Any]:
-    return rows[np.sort(np.random.default_rng(8).permutation(len(rows))[:SAMPLE])]
+def _rows(count: int) -> NDArray[np.int64]:
+    """Images that are looked at."""
+    return np.sort(np.random.default_rng(8).permutation(count)[:SAMPLE])

@@ -5,9 +5,7 @@ Each function gets a recipe: all the settings that it may depend on, so its resu
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,8 +19,10 @@ from rapid.config.sections import (
 from rapid.data import to_unit_range
 from rapid.data.augment import augment
 from rapid.data.augmented import AugmentedImages
+from rapid.data.subset import Images
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import info_nce, noise_prediction_loss
+from rapid.mapped import Rows, parts
 from rapid.methods.rapid.settings import EncoderSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.progress import Progress
@@ -92,8 +92,7 @@ def train_autoencoder(
         train("autoencoder", model, loss, own.training, checkpoint)
     if own.kind == "linear":
         model.fit_basis(_patch_moment(views, own.patch))
-    latents = encode_views(model, views)
-    model.set_statistics(latents.mean((0, 2, 3)), latents.std((0, 2, 3)))
+    model.set_statistics(*_statistics(encode_views(model, views)))
     return model.eval()
 
 
@@ -130,7 +129,7 @@ def train_denoiser(
 
 def train_encoder(
     recipe: EncoderRecipe,
-    images: NDArray[np.uint8],
+    images: Images,
     autoencoder: Autoencoder,
     denoiser: Denoiser,
     device: torch.device,
@@ -190,13 +189,13 @@ def encode_views(autoencoder: Autoencoder, views: AugmentedImages) -> Tensor:
     Raises:
         Stopped: a stop was requested.
     """
-    parts = []
+    latents = Rows(len(views))
     with Progress("latents", len(views), "image") as progress:
         for batch in views.batches(ENCODE_BATCH):
             check_stop()
-            parts.append(autoencoder.encode(batch))
+            latents.append(autoencoder.encode(batch))
             progress.advance(len(batch))
-    return torch.cat(parts)
+    return latents.all
 
 
 @torch.no_grad()
@@ -205,6 +204,17 @@ def one_step_query(denoiser: Denoiser, schedule: Schedule, latents: Tensor, eps:
     t = torch.full((len(latents),), k, device=latents.device)
     x_k = schedule.diffuse(latents, eps, t)
     return schedule.denoise(x_k, denoiser(x_k, t, denoiser.null_labels(len(latents))), t)
+
+
+def _statistics(latents: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel, (c,), of latents (N, c, h, w), in bounded memory."""
+    count = latents[:, 0].numel()
+    mean = squares = torch.zeros(latents.shape[1], dtype=torch.float64, device=latents.device)
+    for part in parts(latents):
+        mean = mean + part.double().sum((0, 2, 3)) / count
+    for part in parts(latents):
+        squares = squares + (part.double() - mean.view(-1, 1, 1)).square().sum((0, 2, 3))
+    return mean.float(), (squares / (count - 1)).sqrt().float()
 
 
 def _noise(shape: torch.Size, generator: torch.Generator, device: torch.device) -> Tensor:

@@ -15,6 +15,7 @@ from rapid.bundle import Thumbnails
 from rapid.bundle.builder import BundleBuilder
 from rapid.data import split_indices
 from rapid.data.augmented import AugmentedImages
+from rapid.data.subset import Subset
 from rapid.data.thumbnails import thumbnails
 from rapid.diffusion import Schedule
 from rapid.errors import InputError
@@ -119,8 +120,8 @@ class _Stage:
 
     def views(self, part: NDArray[np.int64], count: int) -> AugmentedImages:
         """Augmented images of D_pre or D_ref."""
-        augment = self.settings.augmentations.augment
-        return AugmentedImages(self.public.images.images[part], self.public.sources[part], count, augment, self.device)
+        augment, own = self.settings.augmentations.augment, Subset(self.public.images.images, part)
+        return AugmentedImages(own, self.public.sources[part], count, augment, self.device)
 
     def networks(self) -> Models:
         """Make the three networks; each needs the ones before it."""
@@ -160,7 +161,7 @@ class _Stage:
         )
 
         def encoder_from(state: Checkpoint) -> TrajectoryEncoder:
-            own = self.public.images.images[self.reference]
+            own = Subset(self.public.images.images, self.reference)
             return train_encoder(encoder_recipe, own, autoencoder, denoiser, self.device, state)
 
         return autoencoder, denoiser, make("encoder", TrajectoryEncoder, encoder_recipe, encoder_from).to(self.device)
@@ -170,7 +171,7 @@ class _Stage:
         recipe = ProbeRecipe(images=self.images_hash, image=self.settings.image, probe=self.settings.probe)
 
         def probe_from(state: Checkpoint) -> Probe:
-            images, labels = self.public.images.images[self.pre], self.labels[self.pre]
+            images, labels = Subset(self.public.images.images, self.pre), self.labels[self.pre]
             return train_features(recipe, images, labels, len(self.public.images.classes), self.device, state)
 
         return self.builder.make("probe", Probe, recipe, probe_from).to(self.device)
@@ -203,7 +204,7 @@ class _Stage:
         if self.public.images.labels is None:
             return None
         schedule = Schedule.build(self.settings.schedule).to(self.device)
-        images, labels = self.public.images.images[self.pre], self.labels[self.pre]
+        images, labels = Subset(self.public.images.images, self.pre), self.labels[self.pre]
         return measure_retrieval(schedule, self.settings.retrieval.k, images, labels, models, opened, self.device)
 
     def quality(
@@ -211,13 +212,10 @@ class _Stage:
     ) -> tuple[dict[str, Any], list[str]]:
         """What public images tell about the parts: as facts, and in words."""
         images = self.public.images.images
-        psnr = autoencoder_psnr(models[0], images[self.reference], self.device)
-        contrast = encoder_loss(self.settings, models, images[self.pre], self.device)
-        known = (
-            None
-            if probe is None
-            else probe_accuracy(probe, images[self.reference], self.labels[self.reference], self.device)
-        )
+        reference, pre = Subset(images, self.reference), Subset(images, self.pre)
+        psnr = autoencoder_psnr(models[0], reference, self.device)
+        contrast = encoder_loss(self.settings, models, pre, self.device)
+        known = None if probe is None else probe_accuracy(probe, reference, self.labels[self.reference], self.device)
         return as_facts(psnr, contrast, known), findings(psnr, contrast, accuracy, known)
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rapid_index import KnowledgeBase
 
 from rapid.data import to_unit_range
+from rapid.data.subset import Images
 from rapid.diffusion import Schedule
 from rapid.methods.rapid.knowledge_base import Models
 from rapid.methods.rapid.networks import one_step_query
@@ -37,7 +38,7 @@ class RetrievalAccuracy(NamedTuple):
 def measure_retrieval(
     schedule: Schedule,
     k: int,
-    images: NDArray[np.uint8],
+    images: Images,
     labels: NDArray[np.int64],
     models: Models,
     knowledge_base: KnowledgeBase,

@@ -1,0 +1,105 @@
+"""Folders of images: one sub-folder per class, all images in the folder itself, or either of them in nested splits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rapid.data.classes import class_folders
+from rapid.data.readers.columns import NONE
+from rapid.data.readers.decode import Encoded, decode
+from rapid.data.readers.labels import from_numbers
+from rapid.data.readers.source import Labels, Records, Source
+from rapid.data.units import numbered
+from rapid.errors import InputError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
+SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
+"""Names of sub-folders that are parts of a set, if the folders in them are the classes."""
+NAME = "the name of a sub-folder"
+Group = tuple[int, str, Sequence[str]]
+"""Number of the class, name of the person or "", and paths of images."""
+
+
+def read_folder(source: Source) -> Records:
+    """Read a folder of images.
+
+    Raises:
+        InputError: see `load_images`.
+    """
+    if source.people is not None and source.people.column is not None:
+        raise InputError(
+            "unit_column", "is for .npz files and tables; for a folder of images use --unit-folders", source.path
+        )
+    if source.label_column not in (None, NONE):
+        raise InputError("label_column", "is not for a folder of images, whose sub-folders are the labels", source.path)
+    try:
+        names, groups = _classes(source) if source.people is None else _people(source)
+    except OSError as error:
+        raise source.error("a sub-folder cannot be read", str(error)) from None
+    files = [file for _, _, group in groups for file in group]
+    if not files:
+        raise source.error(f"has no images ({', '.join(SUFFIXES)})")
+    sizes = [len(group) for _, _, group in groups]
+    labels: Labels | None = None
+    if names:
+        labels = from_numbers(np.repeat([number for number, _, _ in groups], sizes), names, source, NAME)
+    units = None if source.people is None else numbered(who for _, who, group in groups for _ in group)
+    images, notes = decode((Encoded(file) for file in files), source)
+    return Records(images, labels, units, notes)
+
+
+def image_files(folder: Path) -> list[str]:
+    """Paths of the images in a folder, by name; hidden files are not among them."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if is_image(entry.name)]
+    return [str(folder / name) for name in sorted(names)]
+
+
+def has_image(folder: Path) -> bool:
+    """Whether there is an image in a folder itself."""
+    with os.scandir(folder) as entries:
+        return any(is_image(entry.name) for entry in entries)
+
+
+def is_image(name: str) -> bool:
+    """Whether a file of this name is an image, and not a hidden file."""
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+
+
+def _classes(source: Source) -> tuple[tuple[str, ...], list[Group]]:
+    """Class names, none if the images are unlabelled, and the images of each class."""
+    folders, loose = class_folders(source.path), image_files(source.path)
+    if folders and loose:
+        raise source.error("has both images and sub-folders; use one sub-folder per class, or none")
+    if not folders:
+        return (), [(0, "", loose)]
+    if _are_splits(folders):
+        parts = [one for folder in folders for one in class_folders(folder)]
+        names = tuple(sorted({one.name for one in parts}))
+        return names, [(names.index(one.name), "", image_files(one)) for one in parts]
+    return tuple(folder.name for folder in folders), [
+        (number, "", image_files(folder)) for number, folder in enumerate(folders)
+    ]
+
+
+def _are_splits(folders: Sequence[Path]) -> bool:
+    """Whether all folders have the names of splits, and hold folders, not images."""
+    return all(folder.name.lower() in SPLITS and class_folders(folder) and not has_image(folder) for folder in folders)
+
+
+def _people(source: Source) -> tuple[tuple[str, ...], list[Group]]:
+    """As `_classes`, of `class/person/*.png`, or if no sub-folder has sub-folders, of `person/*.png`."""
+    folders, loose = class_folders(source.path), image_files(source.path)
+    inner = [class_folders(folder) for folder in folders]
+    labelled = any(inner)
+    if labelled:
+        loose = [*loose, *(file for folder in folders for file in image_files(folder))]
+    people = [(number, one) for number, group in enumerate(inner) for one in group] or list(enumerate(folders))
+    if loose or (labelled and any(class_folders(one) for _, one in people)):
+        raise source.error("with --unit-folders every image lies in a person's folder: class/person or person")
+    groups: list[Group] = [(number, one.name, image_files(one)) for number, one in people]
+    return tuple(folder.name for folder in folders) if labelled else (), groups

@@ -1,0 +1,123 @@
+"""Labels as they are written, turned into class numbers and class names, and people into numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid.data.readers.source import Labels, Source
+from rapid.data.units import numbered
+from rapid.errors import InputError
+
+MOST = 65_536
+"""Largest number of classes that labels without names may have."""
+NO_LABEL = "some images have no label; label all of them, or none"
+KINDS = "labels must be whole numbers or names, all of one kind"
+
+
+def from_numbers(
+    numbers: NDArray[np.int64], names: tuple[str, ...] | None, source: Source, what: str, *, called: str = "labels"
+) -> Labels:
+    """Labels that are numbers of classes.
+
+    Args:
+        numbers: int64 (N,), N >= 1.
+        names: class names of the set; None: the declared ones, or the numbers themselves.
+        source: the declared classes.
+        what: a name of the set, for messages, such as "the name of a sub-folder".
+        called: the labels, for messages.
+
+    Raises:
+        InputError: a number without a class, a name twice, or a name that is not declared.
+    """
+    if numbers.min() < 0:
+        raise source.error(f"'{called}' must be at least 0")
+    classes, largest = source.classes, int(numbers.max())
+    if names is None and classes is None and largest >= MOST:
+        raise source.error(f"'{called}' has numbers of {MOST:,} and more; declare the classes by --classes")
+    own = names if names is not None else classes or tuple(map(str, range(largest + 1)))
+    if len(set(own)) < len(own):
+        raise source.error("'classes' has a name twice")
+    if largest >= len(own):
+        raise source.error(f"'{called}' must lie in 0..{len(own) - 1}: there are {len(own)} classes")
+    if classes is not None:
+        return Labels(numbers_of(own, classes, what, source)[numbers], classes, declared=True)
+    return Labels(numbers, own, declared=names is not None)
+
+
+def from_values(
+    values: Sequence[Any], names: tuple[str, ...] | None, source: Source, *, called: str = "labels"
+) -> Labels:
+    """Labels that are numbers or names, as a column has them.
+
+    Text is a number if all of it is: text is a name if it is among the declared classes.
+
+    Args:
+        values: N of them, N >= 1; None and empty text are missing labels.
+        names: class names of the set that numbers belong to, such as those of a ClassLabel; None: there are none.
+        source: the declared classes.
+        called: the column, for messages.
+
+    Raises:
+        InputError: a missing label, one of another kind, or one that is not declared.
+    """
+    kinds = {type(value) for value in values}
+    if type(None) in kinds or (str in kinds and not all(value.strip() for value in values if isinstance(value, str))):
+        raise source.error(NO_LABEL)
+    if kinds <= {int}:
+        return from_numbers(_whole(values, source), names, source, "a name of its classes", called=called)
+    if kinds != {str}:
+        raise source.error(KINDS)
+    found = [value.strip() for value in values]
+    classes = source.classes if source.classes is not None else names
+    known = sorted(set(found))
+    is_number = all(name.isascii() and name.isdecimal() for name in known)
+    if is_number and (classes is None or not set(known) <= set(classes)):
+        return from_numbers(_whole(found, source), names, source, "a name of its classes", called=called)
+    own = classes if classes is not None else tuple(known)
+    place = dict(zip(known, numbers_of(known, own, "a label", source).tolist(), strict=True))
+    numbers = np.array([place[name] for name in found], np.int64)
+    return Labels(numbers, own, declared=classes is not None)
+
+
+def numbers_of(names: Sequence[str], classes: Sequence[str], what: str, source: Source) -> NDArray[np.int64]:
+    """Number of each name among the declared classes.
+
+    Raises:
+        InputError: a name is not declared.
+    """
+    numbers = {name: number for number, name in enumerate(classes)}
+    if others := [name for name in names if name not in numbers]:
+        raise source.error(f"{what} is not among --classes", f"{what} is not among --classes: '{others[0]}'")
+    return np.array([numbers[name] for name in names], np.int64)
+
+
+def people_of(values: Sequence[Any], column: str) -> NDArray[np.int64]:
+    """The number of the person that each image shows, int64 (N,).
+
+    Args:
+        values: numbers or names.
+        column: where they are, for messages.
+
+    Raises:
+        InputError: values of another kind, or none for an image.
+    """
+    kinds = {type(value) for value in values}
+    # images of several people would be protected as if they were of one
+    if type(None) in kinds or (str in kinds and not all(value.strip() for value in values if isinstance(value, str))):
+        raise InputError("unit_column", "has an empty entry; say for every image whose it is", column)
+    if kinds == {int}:
+        return np.unique(np.array(values, object), return_inverse=True)[1].reshape(-1).astype(np.int64)
+    if kinds != {str}:
+        raise InputError("unit_column", "must hold strings or integers", column)
+    return numbered(value.strip() for value in values)
+
+
+def _whole(values: Sequence[Any], source: Source) -> NDArray[np.int64]:
+    try:
+        return np.array([int(value) for value in values], np.int64)
+    except (OverflowError, ValueError):  # thousands of digits, too
+        raise source.error(KINDS) from None

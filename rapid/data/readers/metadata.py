@@ -1,0 +1,164 @@
+"""Folders of images with a table of labels: Hugging Face's `imagefolder`, or a CSV beside the images.
+
+A table is a CSV (separated by commas, semicolons or tabs, with a header line) or JSON lines. One column has the file
+names, relative to the folder of the table; the others are found by `rapid.data.readers.columns`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rapid.data.classes import class_folders
+from rapid.data.readers.columns import LABELS, check_people, file_column, label_column
+from rapid.data.readers.decode import Encoded, decode
+from rapid.data.readers.folder import SPLITS, has_image, is_image, read_folder
+from rapid.data.readers.labels import from_values, people_of
+from rapid.data.readers.source import Records, Source
+
+SUFFIXES = (".csv", ".tsv", ".jsonl")
+TABLES = ("metadata.csv", "metadata.jsonl", "labels.csv", "labels.tsv", "labels.jsonl")
+"""Names of tables that are looked for in a folder."""
+UNREADABLE = "cannot be read; write a CSV with a header line, or a JSON object a line"
+MISSING = "names a file that is not there"
+
+
+class _Table(NamedTuple):
+    """A table of one set or split."""
+
+    path: Path
+    columns: tuple[str, ...]
+    rows: list[Mapping[str, Any]]
+
+
+def has_metadata(path: Path) -> bool:
+    """Whether the path is a table of labels, or a folder with one in it or in one of its splits."""
+    return path.suffix.lower() in SUFFIXES if path.is_file() else path.is_dir() and bool(_tables(path))
+
+
+def read_metadata(source: Source) -> Records:
+    """Read the images that tables of labels name.
+
+    Raises:
+        InputError: see `load_images`; or a table names a file that is not there, or one twice, or does not name an
+            image of its folder.
+    """
+    try:
+        tables = [_read(path, source) for path in ([source.path] if source.path.is_file() else _tables(source.path))]
+        columns = tuple(name for name in tables[0].columns if all(name in table.columns for table in tables))
+        if _labelled_by_folders(columns, source):
+            return read_folder(source)
+        names = file_column(columns, source)
+        others = [name for name in columns if name != names]
+        people, label = check_people(others, source), label_column(others, source)
+        files = [file for table in tables for file in _files(table, names, source)]
+        if source.path.is_dir():
+            _check_all_named(files, source)
+    except OSError as error:
+        raise source.error("a file or folder cannot be read", str(error)) from None
+    if not files:
+        raise source.error("has no images")
+    rows = [row for table in tables for row in table.rows]
+    labels = None if label is None else from_values([row.get(label) for row in rows], None, source)
+    units = None if people is None else people_of([row.get(people) for row in rows], people)
+    images, notes = decode((Encoded(file) for file in files), source)
+    if len(tables) > 1:
+        notes = (*notes, f"read from {', '.join(str(table.path.relative_to(source.path)) for table in tables)}")
+    return Records(images, labels, units, notes)
+
+
+def _labelled_by_folders(columns: Sequence[str], source: Source) -> bool:
+    """Whether no column has the labels, and the images lie in a sub-folder a class."""
+    if source.path.is_file() or source.label_column or source.people or any(name in LABELS for name in columns):
+        return False
+    return not has_image(source.path) and any(has_image(folder) for folder in class_folders(source.path))
+
+
+def _tables(path: Path) -> list[Path]:
+    """Tables in a folder, in its sub-folders, and in those of its splits and of `data`."""
+    outer = class_folders(path)
+    inner = [one for folder in outer if folder.name.lower() in (*SPLITS, "data") for one in class_folders(folder)]
+    return [folder / name for folder in (path, *outer, *inner) for name in TABLES if (folder / name).is_file()]
+
+
+def _read(path: Path, source: Source) -> _Table:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            rows, columns = _json_lines(lines) if path.suffix.lower() == ".jsonl" else _csv(lines)
+    except (UnicodeDecodeError, csv.Error, ValueError):  # their messages hold what is in the file
+        raise source.error(f"a table of labels {UNREADABLE}", UNREADABLE, path) from None
+    return _Table(path, columns, rows)
+
+
+def _json_lines(lines: Iterable[str]) -> tuple[list[Mapping[str, Any]], tuple[str, ...]]:
+    rows: list[Mapping[str, Any]] = [json.loads(line) for line in lines if line.strip()]
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError("a line is not an object")
+    return rows, tuple(dict.fromkeys(name for row in rows for name in row))
+
+
+def _csv(lines: Iterable[str]) -> tuple[list[Mapping[str, Any]], tuple[str, ...]]:
+    left = iter(lines)
+    header = next(left, "")
+    delimiter = max(",;\t", key=header.count)
+    columns = tuple(name.strip() for name in next(csv.reader([header], delimiter=delimiter), []))
+    reader = csv.reader(left, delimiter=delimiter, skipinitialspace=True, strict=True)
+    rows = [row for row in reader if row]
+    if len(set(columns)) < len(columns) or any(len(row) > len(columns) for row in rows):
+        raise ValueError("columns do not fit the header")
+    # what a short line leaves out is missing
+    return [dict(zip(columns, row, strict=False)) for row in rows], columns
+
+
+def _files(table: _Table, column: str, source: Source) -> list[str]:
+    """Paths of the images that a table names, in its order."""
+    names = [row.get(column) for row in table.rows]
+    if not all(isinstance(name, str) and name.strip() for name in names):
+        raise source.error("a line of a table has no file name", "a line has no file name", table.path)
+    clean = [os.path.normpath(str(name).strip()) for name in names]
+    for name in clean:
+        if name.startswith((os.sep, "..")):
+            outside = "names a file outside of its folder"
+            raise source.error(f"a table {outside}", f"{outside}: '{name}'", table.path)
+    places = [table.path.parent]
+    if source.path.is_file():
+        places += [table.path.with_suffix(""), table.path.parent / "images"]
+    there: dict[str, str] = {}
+    for place in reversed(places):
+        there |= _listed(place, clean)
+    if gone := [name for name in clean if name not in there]:
+        raise source.error(f"a table {MISSING}", f"{MISSING}: '{gone[0]}'", table.path)
+    if len(set(files := [there[name] for name in clean])) < len(files):
+        twice = "names a file twice"
+        raise source.error(f"a table {twice}", twice, table.path)
+    return files
+
+
+def _listed(place: Path, names: Sequence[str]) -> dict[str, str]:
+    """Paths of the files in a folder by the names that a table may give them: with and without their suffix."""
+    found: dict[str, str] = {}
+    for inner in {os.path.dirname(name) for name in names}:  # noqa: PTH120 - a million names
+        folder = place / inner
+        if not folder.is_dir():
+            continue
+        with os.scandir(folder) as entries:
+            files = sorted(entry.name for entry in entries if not entry.is_dir())
+        stems = {os.path.splitext(name)[0]: name for name in files if is_image(name)}  # noqa: PTH122
+        by_name = stems | {name: name for name in files}
+        found |= {os.path.join(inner, short): str(folder / name) for short, name in by_name.items()}  # noqa: PTH118
+    return found
+
+
+def _check_all_named(files: Sequence[str], source: Source) -> None:
+    """Raise if an image of the folder has no line in a table."""
+    named = set(files)
+    for folder, folders, names in os.walk(source.path):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if is_image(name) and (path := str(Path(folder) / name)) not in named:
+                problem = "has no line in a table of labels; add it, or give the table itself as the path"
+                raise source.error(f"an image {problem}", problem, path)

@@ -1,0 +1,153 @@
+"""Parquet files with the bytes of an image in each row, as Hugging Face writes them.
+
+The images are a column of structs {bytes, path} or of binary values; labels and people are columns beside it. Names of
+classes come from the ClassLabel in the schema's metadata, if there is one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rapid.data.classes import class_folders
+from rapid.data.readers.columns import check_people, label_column
+from rapid.data.readers.decode import Encoded, decode
+from rapid.data.readers.labels import from_values, people_of
+from rapid.data.readers.source import Records, Source
+from rapid.errors import InputError
+
+SUFFIX = ".parquet"
+IMAGES = ("image", "img", "images", "png", "jpg")
+"""Names of the column of images, where several columns could be it."""
+ROWS = 256
+"""Rows that are read at a time."""
+BUFFER = 1 << 20
+"""Bytes that are read at a time from a column."""
+DAMAGED = "is damaged or not a Parquet file"
+
+
+def has_tables(path: Path) -> bool:
+    """Whether the path is a Parquet file, or a folder with some in it or in its sub-folder `data`."""
+    return path.suffix == SUFFIX if path.is_file() else bool(_parts(path))
+
+
+def read_table(source: Source) -> Records:
+    """Read Parquet files; those of a folder are the parts of one set, in the order of their names.
+
+    Raises:
+        InputError: see `load_images`; or pyarrow is not installed.
+    """
+    parquet = _pyarrow(source)
+    paths = [source.path] if source.path.is_file() else _parts(source.path)
+    schemas = [_opened(parquet, path, source).schema_arrow for path in paths]
+    first = schemas[0]
+    if any(schema.names != first.names for schema in schemas):
+        raise source.error("the Parquet files have different columns; give one of them, or files with the same columns")
+    column = _image_column(first, source)
+    features = _features(first)
+    others = [name for name in first.names if name != column]
+    classes = {name: one for name in others if (one := _class_names(features.get(name))) is not None}
+    people, label = check_people(others, source), label_column(others, source, classes)
+    small: dict[str, list[Any]] = {name: [] for name in (label, people) if name is not None}
+    for path in paths:
+        for batch in _batches(parquet, path, list(small), source):
+            for name, values in small.items():
+                values.extend(batch.column(name).to_pylist())
+    if not sum(_opened(parquet, path, source).metadata.num_rows for path in paths):
+        raise source.error("has no images")
+    labels = None if label is None else from_values(small[label], classes.get(label), source, called=label)
+    units = None if people is None else people_of(small[people], people)
+
+    def encoded() -> Iterator[Encoded]:
+        for path in paths:
+            row = 0
+            for batch in _batches(parquet, path, [column], source):
+                for value in batch.column(column).to_pylist():
+                    content = value.get("bytes") if isinstance(value, dict) else value
+                    if content is None:
+                        problem = "has no bytes of an image; embed the images in the file"
+                        raise source.error(f"a row {problem}", f"row {row} {problem}", path)
+                    yield Encoded(f"{path} row {row}", content)
+                    row += 1
+
+    images, notes = decode(encoded(), source)
+    if len(paths) > 1:
+        notes = (*notes, f"read from {len(paths)} Parquet files")
+    return Records(images, labels, units, notes)
+
+
+def _pyarrow(source: Source) -> ModuleType:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        problem = "is Parquet, which needs pyarrow; install it by: pip install 'rapid[parquet]'"
+        raise InputError(source.field, problem, source.path) from None
+    return parquet  # type: ignore[no-any-return]
+
+
+def _parts(path: Path) -> list[Path]:
+    inner = [folder for folder in class_folders(path) if folder.name == "data"]
+    return sorted(file for folder in (path, *inner) for file in folder.glob(f"*{SUFFIX}") if file.name[0] != ".")
+
+
+def _opened(parquet: ModuleType, path: Path, source: Source) -> Any:
+    try:
+        # without reading ahead: a part can be larger than memory
+        return parquet.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER)
+    except Exception:  # pyarrow raises errors of several kinds, whose messages hold what is in the file
+        raise source.error(f"a file {DAMAGED}", DAMAGED, path) from None
+
+
+def _batches(parquet: ModuleType, path: Path, columns: list[str], source: Source) -> Iterator[Any]:
+    """The rows of some columns, in parts."""
+    if not columns:
+        return
+    batches = _opened(parquet, path, source).iter_batches(batch_size=ROWS, columns=columns, use_threads=False)
+    while True:
+        try:
+            batch = next(batches, None)
+        except Exception:  # as above
+            raise source.error(f"a file {DAMAGED}", DAMAGED, path) from None
+        if batch is None:
+            return
+        yield batch
+
+
+def _image_column(schema: Any, source: Source) -> str:
+    found = [field.name for field in schema if _holds_images(field.type)]
+    named = [name for name in IMAGES if name in found]
+    if len(found) == 1:
+        return str(found[0])
+    if named:
+        return named[0]
+    problem = "needs a column 'image' with the bytes of images: binary, or a struct {bytes, path}"
+    raise source.error(problem, f"{problem} (found: {', '.join(schema.names) or 'nothing'})")
+
+
+def _holds_images(kind: Any) -> bool:
+    """Whether a column of this type can hold images."""
+    text = str(kind)
+    return text in ("binary", "large_binary") or (text.startswith("struct<") and "bytes: binary" in text)
+
+
+def _features(schema: Any) -> Mapping[str, Any]:
+    """Hugging Face's description of the columns, by name; empty without one."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+def _class_names(feature: Any) -> tuple[str, ...] | None:
+    """Names of a ClassLabel; None for another feature."""
+    if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
+        return None
+    names = feature.get("names")
+    if isinstance(names, dict):
+        # as cards write them: {"0": "cat", "1": "dog"}
+        names = [names[key] for key in sorted(names, key=int)]
+    return tuple(map(str, names)) if isinstance(names, list) and names else None

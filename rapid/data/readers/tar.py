@@ -1,0 +1,124 @@
+"""WebDataset tars: files with the same name up to the first dot are one sample, such as `0001.png` and `0001.cls`.
+
+A sample has one image, and its label as text in `.cls` (or `.cls.txt`) or under a key of the object in `.json`; people
+come from the same places. Tars are read once, from beginning to end, also compressed ones.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rapid.data.readers.columns import LABELS, check_people, label_column, people_column
+from rapid.data.readers.decode import Encoded, decode
+from rapid.data.readers.folder import is_image
+from rapid.data.readers.labels import from_values, people_of
+from rapid.data.readers.source import Records, Source
+
+SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+LABEL = "cls"
+"""Suffix of the file with a sample's label."""
+DAMAGED = "is damaged or not a tar"
+Fields = dict[str, Any]
+"""What a sample says besides its image, by suffix or by key of its JSON."""
+
+
+def has_tars(path: Path) -> bool:
+    """Whether the path is a tar, or a folder with some in it."""
+    return _is_tar(path) if path.is_file() else bool(_parts(path))
+
+
+def read_tar(source: Source) -> Records:
+    """Read tars; those of a folder are the parts of one set, in the order of their names.
+
+    Raises:
+        InputError: see `load_images`; or a sample has several images, or none.
+    """
+    paths = [source.path] if source.path.is_file() else _parts(source.path)
+    fields: list[Fields] = []
+    columns: dict[str, None] = {}
+    kept = {LABEL, *LABELS, source.label_column, people_column(source)}
+
+    def encoded() -> Iterator[Encoded]:
+        for path in paths:
+            for key, images, found in _samples(path, source):
+                if len(images) != 1:
+                    problem = "needs exactly one image"
+                    raise source.error(f"a sample {problem}", f"'{key}' {problem}, and has {len(images)}", path)
+                columns.update(dict.fromkeys(found))
+                # captions of a million images need not be kept
+                fields.append({name: value for name, value in found.items() if name in kept})
+                yield Encoded(f"{path} {key}", images[0])
+
+    images, notes = decode(encoded(), source)
+    people = check_people(columns, source)
+    others = [name for name in columns if name != "txt"]
+    label = LABEL if source.label_column is None and LABEL in others else label_column(others, source)
+    labels = units = None
+    if label is not None:
+        labels = from_values([found.get(label) for found in fields], None, source, called=label)
+    if people is not None:
+        units = people_of([found.get(people) for found in fields], people)
+    if len(paths) > 1:
+        notes = (*notes, f"read from {len(paths)} tars")
+    return Records(images, labels, units, notes)
+
+
+def _is_tar(path: Path) -> bool:
+    return path.name.lower().endswith(SUFFIXES)
+
+
+def _parts(path: Path) -> list[Path]:
+    return sorted(file for file in path.iterdir() if _is_tar(file) and file.is_file() and file.name[0] != ".")
+
+
+def _samples(path: Path, source: Source) -> Iterator[tuple[str, list[bytes], Fields]]:
+    """Name, images and fields of each sample."""
+    current: str | None = None
+    images: list[bytes] = []
+    fields: Fields = {}
+    for name, content in _members(path, source):
+        folder, _, base = name.rpartition("/")
+        stem, _, suffix = base.partition(".")
+        key, suffix = f"{folder}/{stem}" if folder else stem, suffix.lower()
+        if key != current:
+            if current is not None:
+                yield current, images, fields
+            current, images, fields = key, [], {}
+        if is_image(base):
+            images.append(content)
+        elif suffix == "json":
+            fields |= _json(content, name, source, path)
+        elif suffix.removesuffix(".txt").isidentifier():
+            fields[suffix.removesuffix(".txt")] = content.decode("utf-8", "replace").strip()
+    if current is not None:
+        yield current, images, fields
+
+
+def _members(path: Path, source: Source) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each file, without hidden ones."""
+    try:
+        with tarfile.open(path, "r|*") as archive:
+            for member in archive:
+                # a tar remembers all its members, a kilobyte each
+                archive.members.clear()  # type: ignore[attr-defined]
+                if member.isfile() and not member.name.rpartition("/")[2].startswith("."):
+                    stream = archive.extractfile(member)
+                    assert stream is not None
+                    yield member.name, stream.read()
+    except (tarfile.TarError, OSError, EOFError, ValueError):
+        raise source.error(f"a file {DAMAGED}", DAMAGED, path) from None
+
+
+def _json(content: bytes, name: str, source: Source, path: Path) -> Fields:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        problem = "is not a JSON object"
+        raise source.error(f"a .json of a sample {problem}", f"'{name}' {problem}", path)
+    return found
