@@ -208,9 +208,7 @@ def _private_set(parser: argparse.ArgumentParser) -> None:
 
 
 def _label_column(parser: argparse.ArgumentParser) -> None:
-    words = (
-        "column of the labels, of a CSV, JSON lines, Parquet, tar or .npz; none: no labels; default: label, class ..."
-    )
+    words = "column of the labels, in formats with columns; none: no labels; default: that called label, class, ..."
     parser.add_argument("--label-column", metavar="NAME", help=words)
 
 

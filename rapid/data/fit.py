@@ -12,7 +12,7 @@ from PIL import Image
 from rapid.config.sections import ImageSettings
 from rapid.data.image_set import ImageSet
 from rapid.errors import InputError
-from rapid.mapped import BLOCK, blocks, empty
+from rapid.mapped import blocks, empty
 
 LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 
@@ -41,8 +41,10 @@ def fit_images(images: ImageSet, settings: ImageSettings, field: str) -> ImageSe
     if (height, width, images.channels) == (size, size, settings.channels):
         return images
     fitted = empty((len(pixels), size, size) + (3,) * (settings.channels == 3))
-    for number, block in enumerate(blocks(pixels)):
-        fitted[number * BLOCK : number * BLOCK + len(block)] = _fit(block, settings)
+    start = 0
+    for block in blocks(pixels):
+        fitted[start : start + len(block)] = _fit(block, settings)
+        start += len(block)
     return replace(images, images=fitted)
 
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from rapid.data.fit import LUMA
-from rapid.mapped import BLOCK as ROWS
 from rapid.mapped import blocks
 
 SIDE = 16
@@ -43,10 +42,12 @@ def thumbnails(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
         uint8 (N, 256).
     """
     made = np.empty((len(images), LENGTH), np.uint8)
-    for number, part in enumerate(blocks(images)):
+    start = 0
+    for part in blocks(images):
         luma = torch.from_numpy((part @ LUMA if part.ndim == 4 else part).astype(np.float32))
         cells = F.adaptive_avg_pool2d(luma[:, None], SIDE)
-        made[number * ROWS : number * ROWS + len(part)] = cells.round().flatten(1).to(torch.uint8).numpy()
+        made[start : start + len(part)] = cells.round().flatten(1).to(torch.uint8).numpy()
+        start += len(part)
     return made
 
 

@@ -137,6 +137,6 @@ def test_mixed_channels_are_refused_whatever_the_files_look_like(tmp_path: Path)
     Image.fromarray(np.zeros((4, 4), np.uint16)).save(folder / "secret.png")
     with pytest.raises(InputError, match=r"secret.png is 4x4 grey, expected 4x4 RGB like the first image"):
         load_images(folder, "public")
-    with pytest.raises(InputError, match="several sizes or colour modes; .* rerun with --show-paths") as caught:
+    with pytest.raises(InputError, match=r"several sizes or colour modes; .* rerun with --show-paths") as caught:
         load_images(folder, "private", show_paths=False)
     assert "secret" not in str(caught.value)

@@ -41,11 +41,11 @@ def label_column(columns: Collection[str], source: Source, likely: Collection[st
     if len(known) == 1:
         return known[0]
     if known:
-        listed = ", ".join(known)
-        raise source.error(f"has several columns that may be the labels; {_ADVICE}", f"has columns {listed}; {_ADVICE}")
+        problem = "has several columns that may be the labels"
+        raise source.error(f"{problem}; {_ADVICE}", f"{problem} ({', '.join(known)}); {_ADVICE}")
     if candidates:
-        listed = ", ".join(candidates[:10])
-        raise source.error(f"has no column '{LABELS[0]}'; {_ADVICE}", f"has columns {listed}; {_ADVICE}")
+        problem = f"has no column '{LABELS[0]}'"
+        raise source.error(f"{problem}; {_ADVICE}", f"{problem} (found: {', '.join(candidates[:10])}); {_ADVICE}")
     return None
 
 

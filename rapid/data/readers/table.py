@@ -129,8 +129,9 @@ def _image_column(schema: Any, source: Source) -> str:
 
 def _holds_images(kind: Any) -> bool:
     """Whether a column of this type can hold images."""
-    text = str(kind)
-    return text in ("binary", "large_binary") or (text.startswith("struct<") and "bytes: binary" in text)
+    if str(kind).startswith("struct<"):
+        return any(part.name == "bytes" and _holds_images(part.type) for part in kind)
+    return str(kind) in ("binary", "large_binary")
 
 
 def _features(schema: Any) -> Mapping[str, Any]:
