@@ -94,6 +94,7 @@ def _evaluate(subparsers: Subparsers) -> None:
     evaluate.add_argument("--real", type=Path, required=True, metavar="PATH", help="real test images")
     train_real = "real training images: what a perfect generator would achieve"
     evaluate.add_argument("--train-real", type=Path, metavar="PATH", help=train_real)
+    _label_column(evaluate)
     open_data = "confirm that the images of --train-real are open data and need no privacy"
     evaluate.add_argument("--open-data", action="store_true", help=open_data)
     public = "public images, for the feature space and the search for copies; may be repeated"

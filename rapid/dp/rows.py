@@ -40,6 +40,7 @@ class PrivateTensor:
 
 def take(tensors: Sequence[PrivateTensor], indices: Tensor) -> list[Tensor]:
     """Some rows of each tensor; indices int64 (n,), on any device. Private."""
+    mapped.release()
     return [tensor._rows[indices.to(tensor._rows.device)] for tensor in tensors]
 
 

@@ -52,6 +52,7 @@ class Request:
         inception: weights of the Inception network, for the standard FID.
         classifiers: names in `CLASSIFIERS`; empty skips the utility.
         epochs: for each classifier.
+        label_column: of `real` and `train_real`, if they have columns.
     """
 
     synthetic: Path
@@ -62,6 +63,7 @@ class Request:
     inception: Path | None = None
     classifiers: tuple[str, ...] = tuple(CLASSIFIERS)
     epochs: int = training.EPOCHS
+    label_column: str | None = None
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,9 @@ def evaluate(request: Request, device: torch.device, model: Generator | None = N
     # everything that can be refused is refused before the long work
     network = None if request.inception is None else load_inception(request.inception, device)
     side = 0 if model is None else model.image_shape[0]
-    sets = load_sets(request.synthetic, request.real, request.train_real, request.public, side)
+    sets = load_sets(
+        request.synthetic, request.real, request.train_real, request.public, side, label_column=request.label_column
+    )
     _check_sets(sets, request)
     content: Json = {
         "rapid": rapid.__version__,

@@ -35,7 +35,12 @@ class Sets:
 
 
 def load_sets(
-    synthetic: Path, real: Path, train_real: Path | None, public: Sequence[Path], model_size: int = 0
+    synthetic: Path,
+    real: Path,
+    train_real: Path | None,
+    public: Sequence[Path],
+    model_size: int = 0,
+    label_column: str | None = None,
 ) -> Sets:
     """Read the sets and pad all images with black to the size of the largest; none is scaled.
 
@@ -45,12 +50,13 @@ def load_sets(
         train_real: path of the real training images.
         public: paths of the public sets.
         model_size: side of the model's images; 0 without a model.
+        label_column: of `real` and `train_real`; see `load_images`.
 
     Raises:
         InputError: a set cannot be read, or its images are too small.
     """
-    samples, test = load_images(synthetic, "synthetic"), load_images(real, "real")
-    training = None if train_real is None else load_images(train_real, "train_real")
+    samples, test = load_images(synthetic, "synthetic"), load_images(real, "real", label_column=label_column)
+    training = None if train_real is None else load_images(train_real, "train_real", label_column=label_column)
     others = [load_images(path, "public") for path in public]
     sides = [side for s in (samples, test, training, *others) if s is not None for side in s.images.shape[1:3]]
     size = max(*sides, model_size)

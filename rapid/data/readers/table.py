@@ -31,7 +31,7 @@ DAMAGED = "is damaged or not a Parquet file"
 
 def has_tables(path: Path) -> bool:
     """Whether the path is a Parquet file, or a folder with some in it or in its sub-folder `data`."""
-    return path.suffix == SUFFIX if path.is_file() else bool(_parts(path))
+    return path.suffix == SUFFIX if path.is_file() else path.is_dir() and bool(_parts(path))
 
 
 def read_table(source: Source) -> Records:

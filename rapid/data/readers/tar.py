@@ -28,7 +28,7 @@ Fields = dict[str, Any]
 
 def has_tars(path: Path) -> bool:
     """Whether the path is a tar, or a folder with some in it."""
-    return _is_tar(path) if path.is_file() else bool(_parts(path))
+    return _is_tar(path) if path.is_file() else path.is_dir() and bool(_parts(path))
 
 
 def read_tar(source: Source) -> Records:
