@@ -12,6 +12,8 @@ from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 Pixels = NDArray[np.uint8]
+CAPTION = 40
+"""Most characters of a class name in a picture."""
 
 
 def encode_png(image: Pixels, text: Mapping[str, str] | None = None) -> bytes:
@@ -46,6 +48,31 @@ def grid(images: Pixels, columns: int | None = None, gap: int = 2) -> Pixels:
     return sheet
 
 
+def labelled_grid(images: Pixels, labels: NDArray[np.int64] | None, classes: Sequence[str], side: int = 64) -> Pixels:
+    """Draw images by class, with the name of each class left of its first row; a plain grid without labels.
+
+    Args:
+        images: uint8 (N, H, W) or (N, H, W, 3), N >= 1.
+        labels: int64 (N,), indices into `classes`; None if the images are unlabelled.
+        classes: class names; those without images are left out.
+        side: images are enlarged by a whole factor to at most this many pixels, if they are smaller.
+
+    Returns:
+        uint8 (height, width[, 3]).
+    """
+    scale = max(1, side // max(images.shape[1:3]))
+    if labels is None:
+        return grid(images.repeat(scale, 1).repeat(scale, 2))
+    numbers, counts = np.unique(labels, return_counts=True)
+    columns = min(int(counts.max()), max(10, math.ceil(math.sqrt(len(images)))))
+    rows: list[tuple[str, Pixels]] = []
+    for number in numbers.tolist():
+        own = images[labels == number]
+        for start in range(0, len(own), columns):
+            rows.append(("" if start else _caption(classes[number]), own[start : start + columns]))
+    return table(rows, scale=scale)
+
+
 def table(rows: Sequence[tuple[str, Pixels]], columns: Sequence[str] = (), title: str = "", scale: int = 2) -> Pixels:
     """Draw rows of images on white, with a caption left of each row and, optionally, above each column.
 
@@ -78,3 +105,9 @@ def table(rows: Sequence[tuple[str, Pixels]], columns: Sequence[str] = (), title
             tile = Image.fromarray(image).resize((width, height), Image.Resampling.NEAREST)
             sheet.paste(tile, (left + number * (width + gap), y))
     return np.asarray(sheet)
+
+
+def _caption(name: str) -> str:
+    """A class name in one line of at most `CAPTION` characters."""
+    line = " ".join(name.split())
+    return line if len(line) <= CAPTION else line[: CAPTION - 3] + "..."

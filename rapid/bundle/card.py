@@ -1,12 +1,22 @@
-"""Text of a bundle: model cards, and the privacy statement in plain language."""
+"""Text of a bundle: model cards in the form of the Hugging Face Hub, and the privacy statement in plain language."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import yaml
+
 from rapid.bundle.format import BundleConfig
 from rapid.data.units import ONE_PERSON
 from rapid.rounding import rounded_down, rounded_up
+
+_USE = """In Python:
+
+```python
+from rapid.interop.pipeline import RapidPipeline
+
+images = RapidPipeline.from_pretrained("THIS")(num_images=8).images
+```"""
 
 
 def privacy_in_words(statement: dict[str, Any]) -> str:
@@ -46,7 +56,8 @@ def public_card(config: BundleConfig, about: str) -> str:
     """
     public = config.public
     assert public is not None
-    return f"""# Public bundle ({config.settings.get("preset") or config.method})
+    return f"""{_front_matter("image-generation")}
+# Public bundle ({config.settings.get("preset") or config.method})
 
 Made by rapid {config.rapid}, method {config.method}, from public images only: {", ".join(public.sources)}
 ({public.pre_training:,} images trained the networks; {public.reference:,} others are held for reference).
@@ -55,6 +66,7 @@ Made by rapid {config.rapid}, method {config.method}, from public images only: {
 
 Classes: {", ".join(config.classes) or "none (unlabelled)"}.
 It holds no private information. Next: `rapid train-private --base THIS --private PATH --epsilon 1 --out DIR`.
+{_USE}
 """
 
 
@@ -67,7 +79,8 @@ def private_card(config: BundleConfig, statement: dict[str, Any], about: str) ->
         about: the method's description of the bundle.
     """
     rows = "\n".join(_row(release) for release in statement["releases"])
-    return f"""# Synthetic images with differential privacy
+    return f"""{_front_matter("image-generation", "synthetic-data", "differential-privacy")}
+# Synthetic images with differential privacy
 
 {privacy_in_words(statement)}
 
@@ -82,6 +95,7 @@ def private_card(config: BundleConfig, statement: dict[str, Any], about: str) ->
 Classes: {", ".join(config.classes) or "none (unconditional)"}.
 
 Use: `rapid generate --model THIS --count 100 --out images.npz`, or `rapid serve --model THIS`.
+{_USE}
 
 Not for: facts about single people, or conclusions that rest on rare cases; differential privacy hides exactly these.
 Synthetic images do not replace validation on real data.
@@ -95,3 +109,18 @@ def _row(release: dict[str, Any]) -> str:
         f"| {release['name']} | {release['title']}: noise_multiplier {rounded_down(release['noise_multiplier'], 4)}, "
         f"sample_rate {rounded_up(release['sample_rate'], 4)}{steps}, clip_norm {release['clip_norm']:g} |"
     )
+
+
+def _front_matter(*tags: str) -> str:
+    """Metadata of a model card of the Hugging Face Hub.
+
+    The licence is the user's to choose. The names of image sets are not those of data sets of the Hub, which
+    `datasets` would link to.
+    """
+    metadata = {
+        "license": "unknown",
+        "library_name": "rapid",
+        "pipeline_tag": "unconditional-image-generation",
+        "tags": ["rapid", *tags],
+    }
+    return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar
@@ -23,10 +24,12 @@ import rapid
 from rapid.bundle.components import Component, StoredComponent, component_hash, kind_of, save_component
 from rapid.config.sections import ImageSettings, MethodSettings
 from rapid.errors import InputError
-from rapid.files import write_json
+from rapid.files import replacing, write_json
 
 CONFIG, INDEX, PRIVACY, CARD = "config.json", "model_index.json", "privacy.json", "README.md"
 FORMAT: Literal[2] = 2
+PIPELINE = "RapidPipeline"
+"""The class of `rapid.interop.pipeline` that opens a bundle for users of diffusers."""
 Kind = Literal["public", "private"]
 Settings = TypeVar("Settings", bound=MethodSettings)
 
@@ -139,6 +142,11 @@ class Bundle:
         return self.path.resolve().name
 
     @property
+    def written(self) -> int:
+        """When this copy of the bundle was written, in seconds since 1970."""
+        return int((self.path / CONFIG).stat().st_mtime)
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes; empty for an unconditional model."""
         return self.config.classes
@@ -181,6 +189,22 @@ class Bundle:
             raise InputError("", f"{self.path}: has no component {name}/; give a bundle of the right method and kind")
         return kind.load(self.path / name)
 
+    def copy_to(self, path: Path) -> None:
+        """Copy all that belongs to the bundle to a new folder; not `checkpoints/`, the state of its run.
+
+        Raises:
+            InputError: the folder is a file or not empty.
+        """
+        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+            raise InputError("", f"{path}: is not empty; choose another folder")
+        files = [CONFIG, INDEX, CARD, *([PRIVACY] if self.config.kind == "private" else [])]
+        with replacing(path) as target:
+            target.mkdir()
+            for file in files:
+                shutil.copyfile(self.path / file, target / file)
+            for name in self.config.components:
+                shutil.copytree(self.path / name, target / name, copy_function=shutil.copyfile)
+
     def stored(self, name: str) -> StoredComponent:
         """A component as stored here, for reuse in another bundle."""
         return StoredComponent(self.path / name, self._index[name])
@@ -206,7 +230,7 @@ def write_bundle(
     for name, component in components.items():
         if not (path / name).is_dir():
             save_component(component, path / name)
-    index: dict[str, Any] = {"_class_name": "RapidBundle", "_rapid_version": rapid.__version__}
+    index: dict[str, Any] = {"_class_name": PIPELINE, "_rapid_version": rapid.__version__}
     index |= {name: list(kind_of(component)) for name, component in components.items()}
     write_json(path / INDEX, index)
     if privacy is not None:

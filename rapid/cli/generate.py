@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from rapid.bundle.info import provenance
+from rapid.cli.class_counts import FIELD, read_class_counts
 from rapid.data.export import check_target, write_samples
+from rapid.errors import InputError
 from rapid.methods import open_generator
 from rapid.progress import Progress
 from rapid.sampling.generate import generate as generate_samples
@@ -14,16 +17,30 @@ from rapid.sampling.generate import resolve_labels
 
 def generate(options: argparse.Namespace) -> None:
     """`rapid generate`."""
-    check_target(options.out)
+    check_target(options.out, options.count)
+    if options.class_counts is None and options.count is None:
+        raise InputError("count", "say how many images, or give --class-counts")
+    if options.class_counts is not None and options.labels is not None:
+        raise InputError("labels", "--class-counts says how many images of which class; leave one of them out")
     generator = open_generator(options.model, options.device, options.overrides)
-    labels = None
-    if options.labels not in (None, "all"):
-        cycle = resolve_labels(generator.classes, [label.strip() for label in options.labels.split(",")])
-        labels = [cycle[number % len(cycle)] for number in range(options.count)]
-    with Progress("generating", options.count, "image") as progress:
-        samples = generate_samples(
-            generator, options.count, labels, options.seed, lambda done, _: progress.advance_to(done)
-        )
+    count, labels = _wanted(options, generator.classes)
+    check_target(options.out, count)
+    with Progress("generating", count, "image") as progress:
+        samples = generate_samples(generator, count, labels, options.seed, lambda done, _: progress.advance_to(done))
     text = provenance(generator.bundle)
     write_samples(options.out, samples.images, samples.labels, generator.classes, text)
-    print(f"{options.out}: {options.count:,} images, seed {samples.seed}")
+    print(f"{options.out}: {count:,} images, seed {samples.seed}")
+
+
+def _wanted(options: argparse.Namespace, classes: Sequence[str]) -> tuple[int, list[int] | None]:
+    """The number of images, and the class of each; None for all classes in turn."""
+    if options.class_counts is not None:
+        labels = read_class_counts(options.class_counts, classes)
+        if options.count not in (None, len(labels)):
+            problem = f"adds up to {len(labels):,} images, but --count is {options.count:,}; leave out --count"
+            raise InputError(FIELD, problem, options.class_counts)
+        return len(labels), labels
+    if options.labels in (None, "all"):
+        return options.count, None
+    cycle = resolve_labels(classes, [label.strip() for label in options.labels.split(",")])
+    return options.count, [cycle[number % len(cycle)] for number in range(options.count)]

@@ -77,9 +77,12 @@ def _train_private(subparsers: Subparsers) -> None:
 def _generate(subparsers: Subparsers) -> None:
     generate = _command(subparsers, "generate", "generate:generate", "generate synthetic images")
     generate.add_argument("--model", type=Path, required=True, metavar="DIR", help="bundle to sample from")
-    generate.add_argument("--count", type=int, required=True, metavar="N", help="number of images")
-    generate.add_argument("--out", type=Path, required=True, metavar="FILE.npz|FOLDER")
+    generate.add_argument("--count", type=int, metavar="N", help="number of images")
+    out = "a folder (in the form of Hugging Face's imagefolder), or a file; .png is one picture of all images"
+    generate.add_argument("--out", type=Path, required=True, metavar="FOLDER|FILE.npz|.parquet|.png", help=out)
     generate.add_argument("--labels", metavar="0,1,2|all", help="classes to cycle through, by name or number")
+    counts = "images of each class, instead of --count; a file: .json with an object, or .csv with lines class,count"
+    generate.add_argument("--class-counts", metavar="7=500,cat=200|FILE", help=counts)
     generate.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same images")
     _overrides(generate, "override a generation setting, such as generation.sampler=pndm")
     _device(generate)

@@ -1,29 +1,54 @@
-"""Writing generated images as an `.npz` file or a folder of PNGs with one sub-folder per class."""
+"""Writing generated images: a folder in the form of Hugging Face's `imagefolder`, parquet, `.npz`, or a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rapid.errors import InputError
 from rapid.files import replacing
-from rapid.pictures import encode_png
+from rapid.pictures import encode_png, labelled_grid
+
+NPZ, PARQUET, PICTURE = ".npz", ".parquet", ".png"
+FORMS = f"give a folder, or a name that ends in {NPZ}, {PARQUET} or {PICTURE} (one picture of all images)"
+METADATA = "metadata.jsonl"
+MOST_IN_PICTURE = 2_500
+"""Of 256x256 pixels these are as large as Pillow opens without complaint."""
+ROWS = 1_000
+"""Images in a row group of a parquet file, which a reader holds in memory at a time."""
+_NAME_BYTES = 200
+
+Text = Mapping[str, str]
 
 
-def check_target(path: Path) -> None:
+def check_target(path: Path, count: int | None = None) -> None:
     """Refuse an unusable target before any work is done.
 
+    Args:
+        path: see `write_samples`.
+        count: number of images, if it is known.
+
     Raises:
-        InputError: a suffix other than .npz, an .npz name that is a folder, or a folder that is a file or not empty.
+        InputError: another suffix, a file's name that is a folder, a folder that is a file or not empty, parquet
+            without pyarrow, or more images than a picture can show.
     """
-    if path.suffix == ".npz":
+    if path.suffix in (NPZ, PARQUET, PICTURE):
         if path.is_dir():
             raise InputError("out", "is a folder; choose another name", path)
+        if path.suffix == PARQUET and find_spec("pyarrow") is None:
+            raise InputError("out", "needs pyarrow: pip install 'rapid[parquet]'; or give a folder or .npz", path)
+        if path.suffix == PICTURE and (count or 0) > MOST_IN_PICTURE:
+            problem = f"a picture shows at most {MOST_IN_PICTURE:,} images; give a folder, {NPZ} or {PARQUET}"
+            raise InputError("out", problem, path)
     elif path.is_file() or path.suffix:
-        raise InputError("out", "give a name that ends in .npz, or a folder", path)
+        raise InputError("out", FORMS, path)
     elif path.is_dir() and any(path.iterdir()):
         raise InputError("out", "the folder is not empty; choose another name", path)
 
@@ -33,30 +58,119 @@ def write_samples(
     images: NDArray[np.uint8],
     labels: NDArray[np.int64] | None,
     classes: Sequence[str],
-    text: Mapping[str, str] | None = None,
+    text: Text | None = None,
 ) -> None:
     """Write images and labels to `path`, which appears once it is complete.
 
+    Its suffix selects the form:
+
+    - none: a folder with one sub-folder per class, whose name is that of the class as far as a file system allows.
+      `metadata.jsonl` has the path and the class of each image, as Hugging Face's `imagefolder` reads them. Unlabelled
+      images lie in the folder itself, without metadata.
+    - `.parquet`: columns `image`, a struct of `bytes` (a PNG) and `path`, and `label`, the class index. The schema's
+      metadata name the features as Hugging Face's `datasets` does.
+    - `.npz`: `images`, `labels` and `classes`.
+    - `.png`: one picture of all images, by class; see `rapid.pictures.labelled_grid`.
+
     Args:
-        path: an `.npz` file or a folder; see `check_target`.
+        path: see `check_target`.
         images: uint8 (N, H, W) or (N, H, W, 3).
         labels: int64 (N,), indices into `classes`; None if the images are unlabelled.
         classes: class names.
-        text: text chunks of every PNG, such as `rapid.bundle.info.provenance`; not stored in an `.npz`.
+        text: text chunks of every PNG, such as `rapid.bundle.info.provenance`, and metadata of a parquet file; not
+            stored in an `.npz`.
     """
     with replacing(path) as target:
-        if path.suffix == ".npz":
-            arrays: dict[str, NDArray[np.generic]] = {"images": images}
+        match path.suffix:
+            case ".npz":
+                _write_npz(target, images, labels, classes)
+            case ".parquet":
+                _write_parquet(target, images, labels, classes, text)
+            case ".png":
+                target.write_bytes(encode_png(labelled_grid(images, labels, classes), text))
+            case _:
+                _write_folder(target, images, labels, classes, text)
+
+
+def _write_npz(
+    target: Path, images: NDArray[np.uint8], labels: NDArray[np.int64] | None, classes: Sequence[str]
+) -> None:
+    arrays: dict[str, NDArray[np.generic]] = {"images": images}
+    if labels is not None:
+        arrays |= {"labels": labels, "classes": np.asarray(classes)}
+    with target.open("wb") as stream:
+        np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
+
+
+def _write_folder(
+    target: Path,
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64] | None,
+    classes: Sequence[str],
+    text: Text | None,
+) -> None:
+    target.mkdir()
+    names = _file_names(len(images))
+    if labels is None:
+        for name, image in zip(names, images, strict=True):
+            (target / name).write_bytes(encode_png(image, text))
+        return
+    folders = folder_names(classes)
+    with (target / METADATA).open("w", encoding="utf-8") as metadata:
+        for name, image, label in zip(names, images, labels.tolist(), strict=True):
+            file = target / folders[label] / name
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(encode_png(image, text))
+            line = {"file_name": f"{folders[label]}/{name}", "label": classes[label]}
+            metadata.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def _write_parquet(
+    target: Path,
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64] | None,
+    classes: Sequence[str],
+    text: Text | None,
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    features: dict[str, Any] = {"image": {"_type": "Image"}}
+    fields = [pa.field("image", pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())]))]
+    if labels is not None:
+        features["label"] = {"names": list(classes), "_type": "ClassLabel"}
+        fields.append(pa.field("label", pa.int64()))
+    metadata = {"huggingface": json.dumps({"info": {"features": features}}), **(text or {})}
+    schema = pa.schema(fields, metadata)
+    names = list(_file_names(len(images)))
+    # PNGs are compressed, and no two are equal
+    with parquet.ParquetWriter(target, schema, compression="none", use_dictionary=False) as writer:
+        for start in range(0, len(images), ROWS):
+            part = slice(start, start + ROWS)
+            pairs = zip(names[part], images[part], strict=True)
+            columns: list[Any] = [
+                pa.array([{"bytes": encode_png(image, text), "path": name} for name, image in pairs], fields[0].type)
+            ]
             if labels is not None:
-                arrays |= {"labels": labels, "classes": np.asarray(classes)}
-            with target.open("wb") as stream:
-                np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
-            return
-        target.mkdir()
-        digits = len(str(len(images) - 1))
-        for number, image in enumerate(images):
-            folder = target
-            if labels is not None:
-                folder = target / classes[labels[number]].replace("/", "_")
-                folder.mkdir(exist_ok=True)
-            (folder / f"{number:0{digits}}.png").write_bytes(encode_png(image, text))
+                columns.append(pa.array(labels[part]))
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+
+
+def folder_names(classes: Sequence[str]) -> list[str]:
+    """Names of the classes as sub-folders: each another one, visible, and allowed by file systems."""
+    taken, found = {METADATA}, []
+    for name in classes:
+        # readers skip hidden folders
+        safe = re.sub(r"^\.|[/\\\x00-\x1f]", "_", name).encode()[:_NAME_BYTES].decode(errors="ignore") or "_"
+        number, unique = 1, safe
+        while unique in taken:
+            number += 1
+            unique = f"{safe}_{number}"
+        taken.add(unique)
+        found.append(unique)
+    return found
+
+
+def _file_names(count: int) -> Iterator[str]:
+    digits = len(str(count - 1))
+    return (f"{number:0{digits}}.png" for number in range(count))

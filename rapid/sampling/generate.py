@@ -40,6 +40,7 @@ def generate(
     labels: Sequence[int] | None = None,
     seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    steps: int | None = None,
 ) -> Samples:
     """Make `count` images, `generator.batch_size` candidates at a time.
 
@@ -51,11 +52,12 @@ def generate(
         labels: `count` class indices; None takes all classes in turn.
         seed: 0..2^63 - 1; None draws one.
         progress: called with (images done, count) after each batch.
+        steps: sampling steps, 1..generator.max_steps; None takes the generator's.
 
     Raises:
         InputError: an argument is out of range; see `make_request`.
     """
-    request = make_request(generator, count, labels, seed)
+    request = make_request(generator, count, labels, seed, steps)
     trajectories = generator.trajectories()
     images = np.zeros((count, *generator.image_shape), np.uint8)
     while request.missing:

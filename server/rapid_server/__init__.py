@@ -4,7 +4,8 @@ run.py                 the process: port, signals, shutdown
 settings.py            server settings: flags, environment, settings file, defaults
 setting_types.py       parsing and checking of the entries of list settings
 app.py                 the application: endpoints and middleware, wired together
-generation.py          the endpoints that make images
+generation.py          `POST /generate`
+openai_api.py          the endpoints under `/v1`, in the form of the OpenAI API
 schemas.py             request and response bodies, and the validation of requests
 negotiate.py           the Accept header: JSON, PNG, zip, JSON lines, server-sent events
 responses.py           images in each of these formats, collected or streamed
@@ -17,6 +18,7 @@ auth.py                bearer tokens
 limits.py              maximum sizes of a request's head and body
 rejection.py           responses that are sent before the body was read
 headers.py             security headers
+problems.py            the body of an error, in two forms
 exception_handlers.py  a plain response for each exception; tracebacks go to the log
 logs.py                log format, and one line per request
 metrics.py             Prometheus metrics

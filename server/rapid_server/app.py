@@ -21,13 +21,15 @@ from rapid_server import responses, schemas
 from rapid_server.auth import RequireToken, Tokens
 from rapid_server.connections import RejectExcessConnections
 from rapid_server.engine import Engine
-from rapid_server.exception_handlers import CatchExceptions, add_exception_handlers, problems
+from rapid_server.exception_handlers import CatchExceptions, add_exception_handlers
 from rapid_server.generation import EndJobs, generation_router
 from rapid_server.headers import AddSecurityHeaders
 from rapid_server.limits import LimitBody, LimitHead
 from rapid_server.logs import LogRequests
 from rapid_server.metrics import CountRequests, Metrics
 from rapid_server.models import ModelRegistry
+from rapid_server.openai_api import openai_router
+from rapid_server.problems import problems
 from rapid_server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ def create_app(generators: Mapping[str, Generator], settings: ServerSettings) ->
     app.state.engine = engine
     limits = schemas.Limits(max_count=settings.max_count, max_steps=settings.max_steps)
     app.include_router(generation_router(models, engine, limits))
+    app.include_router(openai_router(models, engine, limits))
     _add_description(app, models, engine, limits)
     _add_monitoring(app, engine, metrics)
     _add_pages(app)

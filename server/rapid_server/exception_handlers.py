@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import logging
 import textwrap
-from collections.abc import Mapping
-from typing import Any
 
 from fastapi import FastAPI
+from fastapi.exception_handlers import http_exception_handler
 from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rapid.errors import InputError, RapidError
 from rapid_server.engine import ClientFullError, EngineFailedError, EngineFullError, EngineStoppedError
-from rapid_server.schemas import Problem
+from rapid_server.problems import has_openai_form, problem_response
 
 _LOG = logging.getLogger(__name__)
 FAILED = "internal error"
 STOPPING = "the server is stopping"
-
-
-def problems(statuses: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
-    """Error statuses of an endpoint, for the OpenAPI description."""
-    return {status: {"model": Problem, "description": description} for status, description in statuses.items()}
+OPENAI_ENDPOINTS = "POST /v1/images/generations, GET /v1/models and GET /v1/models/MODEL"
 
 
 def add_exception_handlers(app: FastAPI) -> None:
@@ -32,24 +28,39 @@ def add_exception_handlers(app: FastAPI) -> None:
 
     async def bad_input(request: Request, error: Exception) -> Response:
         assert isinstance(error, InputError)
-        return _problem(422, error.describe(error.field))
+        return problem_response(request.scope, 422, _short(error.describe(error.field)), param=error.field or None)
 
     async def bad_parameter(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
-        return _problem(422, f"{first['loc'][-1]}: {first['msg'].removeprefix('Input ')}")
+        field = str(first["loc"][-1])
+        detail = f"{field}: {first['msg'].removeprefix('Input ')}"
+        return problem_response(request.scope, 422, _short(detail), param=field)
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if not has_openai_form(request.scope):
+            return await http_exception_handler(request, error)
+        detail = error.detail
+        if type(error) is HTTPException and error.status_code in (404, 405):
+            asked = f"{request.method} {request.url.path}"
+            detail = f"there is no {_short(asked, 100)}; there are {OPENAI_ENDPOINTS}"
+        param, code = getattr(error, "param", None), getattr(error, "code", None)
+        return problem_response(request.scope, error.status_code, detail, error.headers, param=param, code=code)
 
     async def full(request: Request, error: Exception) -> Response:
         assert isinstance(error, EngineFullError)
         status = 429 if isinstance(error, ClientFullError) else 503
-        return _problem(status, str(error), {"Retry-After": str(error.retry_after)})
+        headers = {"Retry-After": str(error.retry_after)}
+        return problem_response(request.scope, status, _short(str(error)), headers)
 
     async def stopped(request: Request, error: Exception) -> Response:
-        return _problem(503, STOPPING)
+        return problem_response(request.scope, 503, STOPPING)
 
     async def failed(request: Request, error: Exception) -> Response:
-        return _problem(500, FAILED)
+        return problem_response(request.scope, 500, FAILED)
 
+    app.add_exception_handler(HTTPException, refused)
     app.add_exception_handler(InputError, bad_input)
     app.add_exception_handler(RequestValidationError, bad_parameter)
     app.add_exception_handler(EngineFullError, full)
@@ -93,8 +104,8 @@ class CatchExceptions:
                 _LOG.exception("%s %r failed in the middle of its response", scope["method"], scope["path"])
                 return
             _LOG.exception("%s %r failed", scope["method"], scope["path"])
-            await JSONResponse({"detail": FAILED}, status_code=500)(scope, receive, send)
+            await problem_response(scope, 500, FAILED)(scope, receive, send)
 
 
-def _problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    return JSONResponse({"detail": textwrap.shorten(detail, 400, placeholder=" ...")}, status, headers)
+def _short(detail: str, width: int = 400) -> str:
+    return textwrap.shorten(detail, width, placeholder=" ...")

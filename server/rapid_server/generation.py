@@ -1,9 +1,8 @@
-"""The endpoints that make images."""
+"""`POST /generate`, and what every endpoint that makes images needs: body, job, images."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -13,11 +12,10 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rapid.errors import InputError
 from rapid_server import negotiate, responses, schemas
 from rapid_server.engine import Engine, Job
-from rapid_server.exception_handlers import problems
 from rapid_server.models import Model, ModelRegistry
+from rapid_server.problems import Refusal, problems
 from rapid_server.worker import ImageDone
 
 COLLECTED: dict[str, Callable[[Model, Job, list[ImageDone]], Response]] = {
@@ -29,7 +27,6 @@ STREAMED: dict[str, Callable[[Model, Job], AsyncIterator[bytes]]] = {
     responses.LINES: responses.as_lines,
     responses.EVENTS: responses.as_events,
 }
-ANY_CLASS = ("", "any")
 _JOB = "job"
 STATUSES = {
     401: "No token, or an unknown one",
@@ -43,14 +40,8 @@ STATUSES = {
 
 
 def generation_router(models: ModelRegistry, engine: Engine, limits: schemas.Limits) -> APIRouter:
-    """`POST /generate`, and `POST /v1/images/generations` in the form of common image services."""
+    """`POST /generate`."""
     router = APIRouter()
-    _add_generate(router, models, engine, limits)
-    _add_images(router, models, engine, limits)
-    return router
-
-
-def _add_generate(router: APIRouter, models: ModelRegistry, engine: Engine, limits: schemas.Limits) -> None:
     offered = (*COLLECTED, *STREAMED)
     schema = schemas.request_schema(schemas.GenerateRequest, limits)
 
@@ -75,13 +66,13 @@ def _add_generate(router: APIRouter, models: ModelRegistry, engine: Engine, limi
         media_type = negotiate.choose(",".join(request.headers.getlist("accept")), offered)
         if media_type is None:
             raise HTTPException(406, "Accept: can be " + ", ".join(offered))
-        body = await _read(request, schemas.GenerateRequest, limits)
+        body = await read_body(request, schemas.GenerateRequest, limits)
         model = models.find(body.model)
         labels = None if body.labels is None else model.resolve(body.labels)
-        job = engine.submit(model.name, body.count, labels, body.seed, body.steps, client=_client(request))
-        _attach(request, job)
+        job = engine.submit(model.name, body.count, labels, body.seed, body.steps, client=client_of(request))
+        attach(request, job)
         if media_type in COLLECTED:
-            images = await _collect(request, job)
+            images = await collect(request, job)
             return await asyncio.to_thread(COLLECTED[media_type], model, job, images)
         # proxies must neither store nor buffer the stream
         head = responses.headers(model, job) | {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -89,50 +80,7 @@ def _add_generate(router: APIRouter, models: ModelRegistry, engine: Engine, limi
             head["Content-Disposition"] = f'attachment; filename="{responses.zip_name(model, job)}"'
         return StreamingResponse(_yielding(STREAMED[media_type](model, job)), 200, head, media_type)
 
-
-def _add_images(router: APIRouter, models: ModelRegistry, engine: Engine, limits: schemas.Limits) -> None:
-    schema = schemas.request_schema(schemas.ImagesRequest, limits)
-
-    @router.post(
-        "/v1/images/generations",
-        summary="Generate images, for clients of common image services",
-        description="`prompt` is the name of a class. Unknown fields are ignored.",
-        response_model=schemas.ImagesResponse,
-        responses=problems(STATUSES),
-        openapi_extra={"requestBody": {"required": True, "content": {responses.JSON: {"schema": schema}}}},
-    )
-    async def generations(request: Request) -> Response:
-        body = await _read(request, schemas.ImagesRequest, limits)
-        model = models.find(body.model)
-        if body.size not in (None, "auto", model.size):
-            raise InputError("size", f"the images of {model.name} are {model.size}; ask for that, or for auto")
-        count = body.n or 1
-        labels = None
-        if body.prompt.strip() not in ANY_CLASS:
-            try:
-                labels = model.resolve([body.prompt.strip()]) * count
-            except InputError as error:
-                raise InputError("prompt", error.problem, error.value) from None
-        job = engine.submit(model.name, count, labels, body.seed, client=_client(request))
-        _attach(request, job)
-        images = await _collect(request, job)
-        return await asyncio.to_thread(_images_response, model, job, images)
-
-
-def _images_response(model: Model, job: Job, images: list[ImageDone]) -> Response:
-    names = responses.class_names(model, job)
-    content = schemas.ImagesResponse(
-        created=int(time.time()),
-        data=[
-            schemas.OneImage(b64_json=responses.base64_png(model, one.image), revised_prompt=names[one.place])
-            for one in images
-        ],
-        size=model.size,
-        model=model.name,
-        seed=job.request.seed,
-        privacy=model.privacy,
-    )
-    return Response(content.model_dump_json(), media_type=responses.JSON, headers=responses.headers(model, job))
+    return router
 
 
 class EndJobs:
@@ -162,19 +110,19 @@ class EndJobs:
                 job.cancel()
 
 
-def _attach(request: Request, job: Job) -> None:
+def attach(request: Request, job: Job) -> None:
     """Attach a job to its request: for the log, and for `EndJobs`."""
     state = request.scope.setdefault("state", {})
     state["images"], state[_JOB] = job.request.count, job
 
 
-async def _collect(request: Request, job: Job) -> list[ImageDone]:
+async def collect(request: Request, job: Job) -> list[ImageDone]:
     """All images in the order of their places; raises ClientDisconnect as soon as the client disconnects."""
 
-    async def collect() -> list[ImageDone]:
+    async def gather() -> list[ImageDone]:
         return sorted([one async for batch in job for one in batch], key=lambda one: one.place)
 
-    images, gone = asyncio.create_task(collect()), asyncio.create_task(_disconnected(request))
+    images, gone = asyncio.create_task(gather()), asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait({images, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not images.done():
@@ -198,18 +146,24 @@ async def _yielding(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             await asyncio.sleep(0)
 
 
-async def _read(request: Request, kind: type[schemas.Request], limits: schemas.Limits) -> schemas.Request:
-    """Parse the body. Other content types than JSON are rejected: forms on other sites' pages can send only those."""
+async def read_body(request: Request, kind: type[schemas.Request], limits: schemas.Limits) -> schemas.Request:
+    """Parse the body.
+
+    Other content types than JSON are rejected: forms on pages of other sites can send only those.
+
+    Raises:
+        Refusal: not JSON, or an invalid request.
+    """
     sent = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if sent != responses.JSON:
-        raise HTTPException(422, "body: should be JSON, sent with the header Content-Type: application/json")
+        raise Refusal(422, "body: should be JSON, sent with the header Content-Type: application/json")
     try:
         return schemas.parse_request(kind, await request.body(), limits)
-    except ValueError as error:
-        raise HTTPException(422, str(error)) from None
+    except schemas.InvalidRequest as error:
+        raise Refusal(422, str(error), error.field) from None
 
 
-def _client(request: Request) -> str:
+def client_of(request: Request) -> str:
     """Whose images these are: the client's name by its token, or its address."""
     state: dict[str, Any] = request.scope.get("state", {})
     return str(state.get("client") or (request.client.host if request.client else "unknown"))

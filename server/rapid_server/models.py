@@ -30,6 +30,7 @@ class Model:
         image_shape: (H, W) or (H, W, 3).
         privacy: content of `privacy.json`; None for a public bundle.
         sha256: digest of the bundle, in hexadecimal.
+        created: when this copy of the bundle was written, in seconds since 1970.
         provenance: text chunks of each PNG; see `rapid.bundle.info.provenance`.
         info: response of `GET /info`.
     """
@@ -40,6 +41,7 @@ class Model:
         self.image_shape = generator.image_shape
         self.privacy: dict[str, Any] | None = generator.bundle.privacy
         self.sha256 = generator.bundle.digest
+        self.created = generator.bundle.written
         self.provenance = provenance(generator.bundle)
         self.info = ModelInfo(
             model=name,

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
+
+from rapid_server.problems import problem_response
 
 LINGER_SECONDS = 1.0
 """How long after the response the rest of a body is still read."""
@@ -17,12 +18,13 @@ LINGER_SECONDS = 1.0
 async def reject(
     scope: Scope, receive: Receive, send: Send, status: int, detail: str, headers: Mapping[str, str] | None = None
 ) -> None:
-    """Respond with `{"detail": detail}`. If the request has a body, the connection is closed after the response.
+    """Respond with an error in the form of the request's path.
 
-    What the client still sends is read and dropped for `LINGER_SECONDS`: closing a socket with unread bytes resets the
-    connection, and the client might never see the response.
+    If the request has a body, the connection is closed after the response. What the client still sends is read and
+    dropped for `LINGER_SECONDS`: closing a socket with unread bytes resets the connection, and the client might never
+    see the response.
     """
-    response = JSONResponse({"detail": detail}, status, headers)
+    response = problem_response(scope, status, detail, headers)
     if not _has_body(scope):
         await response(scope, receive, send)
         return

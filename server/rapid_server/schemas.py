@@ -94,7 +94,7 @@ class GenerateRequest(BaseModel):
 
 
 class ImagesRequest(BaseModel):
-    """The body of `POST /v1/images/generations`, in the form of common image services."""
+    """The body of `POST /v1/images/generations`, in the form of the OpenAI API."""
 
     # clients send fields of other services, such as quality or user
     model_config = ConfigDict(extra="ignore", json_schema_extra={"examples": [{"prompt": "7", "n": 2}]})
@@ -107,6 +107,7 @@ class ImagesRequest(BaseModel):
     model: Annotated[StrictStr, Field(max_length=_MAX_NAME)] | None = None
     size: Annotated[StrictStr | None, Field(max_length=40, description="WIDTHxHEIGHT of the model, or `auto`")] = None
     response_format: Literal["b64_json"] | None = None
+    output_format: Literal["png"] | None = None
     stream: Annotated[Literal[False] | None, Field(description="use `POST /generate` for streams")] = None
     seed: Annotated[StrictInt, Field(ge=0, lt=_INT64_END)] | None = None
 
@@ -136,6 +137,24 @@ class ImagesResponse(BaseModel):
     model: str
     seed: int = Field(ge=0, lt=_INT64_END, description="use it again to get the same images")
     privacy: dict[str, Any] | None
+
+
+class OpenAIModel(BaseModel):
+    """A model, as the OpenAI API describes it, with what a request needs to know."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="seconds since 1970")
+    owned_by: str = "rapid"
+    classes: list[str] = Field(description="what `prompt` can be; empty if the model has no classes")
+    size: str = Field(description="WIDTHxHEIGHT of the images")
+
+
+class OpenAIModels(BaseModel):
+    """The response of `GET /v1/models`."""
+
+    object: Literal["list"] = "list"
+    data: list[OpenAIModel]
 
 
 class GenerateResponse(BaseModel):
@@ -179,17 +198,45 @@ class Status(BaseModel):
 
 
 class Problem(BaseModel):
-    """The body of every error."""
+    """The body of every error outside of `/v1`."""
 
     detail: str = Field(description="what is wrong")
 
 
+class OpenAIError(BaseModel):
+    """What is wrong, in the form of the OpenAI API."""
+
+    message: str
+    type: str = Field(description="invalid_request_error, rate_limit_error or server_error")
+    code: str | None
+    param: str | None = Field(description="the field of the request that is to blame")
+
+
+class OpenAIProblem(BaseModel):
+    """The body of every error under `/v1`."""
+
+    error: OpenAIError
+
+
+class InvalidRequest(ValueError):
+    """A request that does not fit its schema; the message names each wrong field, `field` is the first."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 def parse_request(kind: type[Request], body: bytes, limits: Limits) -> Request:
-    """Parse a request; raises ValueError with a message that names each wrong field."""
+    """Parse a request.
+
+    Raises:
+        InvalidRequest: it does not fit.
+    """
     try:
         return kind.model_validate_json(body, context=limits)
     except ValidationError as error:
-        raise ValueError(_describe(kind, error.errors(include_url=False, include_input=False))) from None
+        errors = error.errors(include_url=False, include_input=False)
+        raise InvalidRequest(_describe(kind, errors), _field(errors[0])) from None
 
 
 def request_schema(kind: type[BaseModel], limits: Limits) -> dict[str, Any]:

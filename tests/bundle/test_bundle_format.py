@@ -59,7 +59,7 @@ def test_every_component_of_the_index_can_be_loaded_by_the_class_that_it_names(
 ) -> None:
     path = request.getfixturevalue(name)
     index = json.loads((path / "model_index.json").read_text())
-    assert (index.pop("_class_name"), index.pop("_rapid_version")) == ("RapidBundle", rapid.__version__)
+    assert (index.pop("_class_name"), index.pop("_rapid_version")) == ("RapidPipeline", rapid.__version__)
     assert index.keys() == expected.keys() == json.loads((path / "config.json").read_text())["components"].keys()
     for component, (module, qualified) in index.items():
         kind = getattr(importlib.import_module(module), qualified)

@@ -47,6 +47,8 @@ CHECKS = [
 OPERATIONS = [
     ("POST", "/generate"),
     ("POST", "/v1/images/generations"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{model}"),
     ("GET", "/entries/{entry}"),
     ("GET", "/info"),
     ("GET", "/healthz"),
@@ -106,7 +108,7 @@ def test_the_description_is_true_with_tokens(
 def draw(data: st.DataObject, described: Any, method: str, path: str, mode: Any) -> Any:
     """A request as the description has it, or one that differs from it where that is possible."""
     operation = described[path][method]
-    if mode is GenerationMode.NEGATIVE and path in ("/healthz", "/readyz", "/info", "/metrics"):
+    if mode is GenerationMode.NEGATIVE and path in ("/healthz", "/readyz", "/info", "/metrics", "/v1/models"):
         # without parameters or a body there is nothing to be wrong
         mode = GenerationMode.POSITIVE
     return data.draw(operation.as_strategy(generation_mode=mode))

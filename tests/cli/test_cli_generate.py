@@ -1,0 +1,135 @@
+"""`rapid generate`: forms of output, and how many images of each class."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from pyarrow import parquet
+
+from rapid.cli import main
+from rapid.cli.class_counts import read_class_counts
+from rapid.errors import InputError
+
+CLASSES = ("cat", "7", "a=b", "x,y", "dog")
+
+
+def generate(model: Path, out: Path, *arguments: str) -> int:
+    command = ["generate", "--model", str(model), "--out", str(out), "--seed", "4", *arguments]
+    return main([*command, "--set", "generation.attempts=1"])
+
+
+def test_forms_hold_the_same_images(private_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name in ("folder", "images.npz", "images.parquet", "grid.png"):
+        assert generate(private_bundle, tmp_path / name, "--class-counts", "7=3,1=1") == 0
+        assert f"{name}: 4 images, seed 4" in capfd.readouterr().out
+    with np.load(tmp_path / "images.npz") as found:
+        images = found["images"]
+        assert found["labels"].tolist() == [7, 7, 7, 1]
+    lines = [json.loads(line) for line in (tmp_path / "folder" / "metadata.jsonl").read_text().splitlines()]
+    assert [line["label"] for line in lines] == ["7", "7", "7", "1"]
+    for line, image in zip(lines, images, strict=True):
+        with Image.open(tmp_path / "folder" / line["file_name"]) as png:
+            assert (np.asarray(png) == image).all()
+    table = parquet.read_table(tmp_path / "images.parquet")
+    assert table["label"].to_pylist() == [7, 7, 7, 1]
+    assert json.loads(table.schema.metadata[b"rapid"])["synthetic"] is True
+    with Image.open(tmp_path / "grid.png") as png:
+        assert json.loads(png.text["rapid"])["synthetic"] is True  # type: ignore[attr-defined]
+        # two rows, one for each class
+        assert png.height < 3 * 68 < png.width + 68
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--count: say how many images, or give --class-counts"),
+        (["--class-counts", "7=1", "--labels", "7"], "--labels: --class-counts says"),
+        (["--class-counts", "7=2", "--count", "3"], "--class-counts 7=2: adds up to 2 images, but --count is 3"),
+        (["--class-counts", "11=2"], "--class-counts 11=2: '11' is unknown; the model knows 0, 1"),
+        (["--class-counts", "7=1,7=2"], "names class '7' twice"),
+        (["--class-counts", "none.csv"], "--class-counts none.csv: is no file that can be read; give 7=500"),
+    ],
+)
+def test_bad_counts_are_one_line(
+    arguments: list[str], words: str, private_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(private_bundle, tmp_path / "new", *arguments) == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("rapid: ")]
+    assert words in line
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_picture_of_too_many_classes_counts(
+    private_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in (["--count", "2501"], ["--class-counts", "7=2501"]):
+        assert generate(private_bundle, tmp_path / "grid.png", *arguments) == 2
+        assert "a picture shows at most 2,500 images" in capfd.readouterr().err
+
+
+@given(st.dictionaries(st.sampled_from(range(5)), st.integers(0, 50), min_size=1))
+def test_every_form_gives_the_same(tmp_path_factory: pytest.TempPathFactory, counts: dict[int, int]) -> None:
+    folder = tmp_path_factory.mktemp("counts")
+    named = {CLASSES[label]: count for label, count in counts.items()}
+    (folder / "counts.json").write_text(json.dumps(named))
+    rows = "".join(f'"{name}",{count}\n' for name, count in named.items())
+    (folder / "header.csv").write_text("class,count\n" + rows)
+    (folder / "plain.csv").write_text(rows)
+    # by number: a name with a comma cannot be given in the line itself
+    line = ",".join(f"{CLASSES[label] if label in (0, 1, 2) else label}={count}" for label, count in counts.items())
+    expected = [label for label, count in counts.items() for _ in range(count)]
+    for value in (line, *(str(folder / name) for name in ("counts.json", "header.csv", "plain.csv"))):
+        if expected:
+            assert read_class_counts(value, CLASSES) == expected
+        else:
+            with pytest.raises(InputError, match="asks for no images"):
+                read_class_counts(value, CLASSES)
+
+
+def test_names_go_before_numbers() -> None:
+    assert Counter(read_class_counts("7=2, 4 = 1", ("4", "7", "a", "b", "c"))) == {1: 2, 0: 1}
+    assert read_class_counts("1=1", ("a", "b")) == [1]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("counts.json:[1, 2]", "is not a JSON object"),
+        ("counts.json:{", "is not JSON"),
+        ('counts.json:{"cat": 1.5}', "'cat' needs a whole number of images, not '1.5'"),
+        ('counts.json:{"cat": true}', "not 'True'"),
+        ('counts.json:{"cat": {"dog": 1}}', "'cat' needs a whole number"),
+        ('counts.json:{"cat": 1, "cat": 2}', "names class 'cat' twice"),
+        ("counts.csv:cat,1\ndog\n", "has a line without two columns"),
+        ("counts.csv:cat,-1\n", "not '-1'"),
+        ("counts.csv:", "asks for no images"),
+        ("cat=1,dog", "'dog' needs a whole number of images, not ''"),
+        ("cat=many", "not 'many'"),
+        ("cat=9999999999", "not '9999999999'"),
+        ("bird=1", "'bird' is unknown; the model knows cat, 7"),
+        (",", "is no file"),
+    ],
+)
+def test_malformed_counts(tmp_path: Path, content: str, words: str) -> None:
+    name, _, text = content.partition(":")
+    value = content
+    if name.startswith("counts."):
+        (tmp_path / name).write_text(text)
+        value = str(tmp_path / name)
+    with pytest.raises(InputError) as caught:
+        read_class_counts(value, CLASSES)
+    assert words in str(caught.value)
+    assert caught.value.field == "class_counts"
+
+
+def test_without_classes() -> None:
+    with pytest.raises(InputError, match="the model has no classes; give --count"):
+        read_class_counts("1=1", ())

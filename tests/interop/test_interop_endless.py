@@ -1,0 +1,93 @@
+"""Endless images for PyTorch: each other, the same by seed, with and without workers."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from rapid.data import to_unit_range
+from rapid.errors import InputError
+from rapid.interop.endless import EndlessImages
+from rapid.sampling.generate import generate
+
+OVERRIDES = ["generation.attempts=1"]
+
+
+def endless(path: Path, **changes: object) -> EndlessImages:
+    return EndlessImages(path, **({"seed": 1, "batch_size": 4, "device": "cpu", "overrides": OVERRIDES} | changes))  # type: ignore[arg-type]
+
+
+def take(images: EndlessImages, count: int) -> tuple[Tensor, list[int]]:
+    found = list(itertools.islice(images, count))
+    return torch.stack([image for image, _ in found]), [label for _, label in found]
+
+
+def test_images_and_their_classes(private_bundle: Path) -> None:
+    images = endless(private_bundle)
+    pixels, labels = take(images, 14)
+    assert (pixels.shape, pixels.dtype) == ((14, 1, 32, 32), torch.float32)
+    assert -1 <= pixels.min() < pixels.max() <= 1
+    # all classes in turn, also over the end of a batch
+    assert labels == [*range(10), 0, 1, 2, 3]
+    assert len({image.numpy().tobytes() for image in pixels}) == 14
+    assert (images.classes, images.image_shape) == (tuple("0123456789"), (32, 32))
+    # an image of the dataset is one of the generator
+    seed = images._seed_of(0)
+    expected = to_unit_range(generate(images.generator, 4, [0, 1, 2, 3], seed).images)
+    assert torch.equal(pixels[:4], expected)
+
+
+def test_seeds_and_epochs(private_bundle: Path) -> None:
+    first, _ = take(endless(private_bundle), 8)
+    again, _ = take(endless(private_bundle), 8)
+    assert torch.equal(first, again)
+    images = endless(private_bundle)
+    images.set_epoch(1)
+    later, _ = take(images, 8)
+    # neighbouring seeds share no batch, at no place
+    other, _ = take(endless(private_bundle, seed=2), 8)
+    fresh, _ = take(endless(private_bundle, seed=None), 4)
+    every = [image.numpy().tobytes() for group in (first, later, other, fresh) for image in group]
+    assert len(set(every)) == len(every)
+
+
+def test_labels(private_bundle: Path) -> None:
+    assert take(endless(private_bundle, labels=["7", "7", 2]), 7)[1] == [7, 7, 2, 7, 7, 2, 7]
+
+
+def test_workers_make_other_images_in_the_same_order(private_bundle: Path) -> None:
+    """Started anew, not forked: this process has threads."""
+    images = endless(private_bundle)
+    # opened here, but not to be sent to the workers
+    assert images.generator.classes
+    loader = DataLoader(images, batch_size=4, num_workers=2, multiprocessing_context="spawn")
+    found = list(itertools.islice(loader, 4))
+    pixels, labels = take(images, 16)
+    assert torch.cat([label for _, label in found]).tolist() == labels
+    # rounding may differ by 1 of 255 between processes
+    assert (torch.cat([image for image, _ in found]) - pixels).abs().max() <= 2.01 / 255
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch_size": 0}, "batch_size 0: must be at least 1"),
+        ({"seed": -1}, "seed -1: must lie in 0"),
+        ({"labels": []}, "labels: names no classes"),
+        ({"labels": ["cat"]}, "labels cat: unknown"),
+    ],
+)
+def test_bad_arguments(private_bundle: Path, changes: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        endless(private_bundle, **changes)
+    assert words in str(caught.value)
+
+
+def test_no_bundle(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="model "):
+        endless(tmp_path)
