@@ -1,4 +1,4 @@
-"""Train on endless synthetic images: the loop never sees an image twice, and no real one at all.
+"""Train on synthetic images that are made meanwhile: there is no data set to store, and no real image.
 
 python examples/endless_dataset.py --model bundle-private --batches 10 --workers 2
 """

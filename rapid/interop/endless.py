@@ -1,4 +1,4 @@
-"""A dataset of PyTorch that never ends: a training loop sees no image twice, and no real one at all."""
+"""A dataset of PyTorch that never ends: images are made while a network is trained on them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ class EndlessImages(IterableDataset[tuple[Tensor, int]]):
     same `batch_size` yields the same batches with any number of workers. The bundle is opened in the process that makes
     the images. On a GPU, and wherever images were made in this process before, start the workers with
     `multiprocessing_context="spawn"`.
+
+    Every image is drawn anew, but a RAPID bundle whose late steps start at v without fresh noise (no `start`) makes at
+    most one image of each class from a record of its knowledge base.
 
     Args:
         model: a bundle.

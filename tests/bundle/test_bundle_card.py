@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -99,15 +100,30 @@ def test_notes_are_told_in_their_order() -> None:
     assert " First this. Then that. The number of private images" in words
 
 
+def text_of(card: str) -> str:
+    """A card without its metadata, as the Hub's client reads it."""
+    return ModelCard(card).text.lstrip()
+
+
+def test_the_metadata_are_those_of_the_hub() -> None:
+    public, private = public_card(config(), "x"), private_card(config(kind="private"), statement(), "x")
+    common = {"license": "unknown", "library_name": "rapid", "pipeline_tag": "unconditional-image-generation"}
+    tags = ["rapid", "image-generation"]
+    assert ModelCard(public).data.to_dict() == common | {"tags": tags}
+    assert ModelCard(private).data.to_dict() == common | {"tags": [*tags, "synthetic-data", "differential-privacy"]}
+    for card in (public, private):
+        assert 'RapidPipeline.from_pretrained("THIS")' in text_of(card)
+
+
 def test_the_card_of_a_public_bundle() -> None:
     card = public_card(config(), "\nSomething of the method.\n\n")
-    assert card.startswith("# Public bundle (demo)\n")
+    assert text_of(card).startswith("# Public bundle (demo)\n")
     assert f"Made by rapid {rapid.__version__}, method rapid, from public images only: letters, signs" in card
     assert "1,200 images trained the networks; 300 others" in card
     assert "\n\nSomething of the method.\n\nClasses: zero, one.\n" in card
     assert "It holds no private information." in card
     unlabelled = public_card(config(classes=(), settings={}), "x")
-    assert unlabelled.startswith("# Public bundle (rapid)\n")
+    assert text_of(unlabelled).startswith("# Public bundle (rapid)\n")
     assert "Classes: none (unlabelled)." in unlabelled
 
 
