@@ -55,10 +55,10 @@ def test_the_three_commands_need_no_settings(tmp_path: Path, colours: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--minutes", "0"), "--minutes must be a positive number"),
-        (("--minutes", "nan"), "--minutes must be a positive number"),
-        (("--minutes", "3", "--preset", "demo"), "--minutes is for settings that choose themselves"),
-        (("--set", "autoencoder.latent_channels=99"), "at most 48"),
+        (("--minutes", "0"), "--minutes 0.0: must be a positive number"),
+        (("--minutes", "nan"), "--minutes nan: must be a positive number"),
+        (("--minutes", "3", "--preset", "demo"), "--minutes: is for settings that choose themselves"),
+        (("--set", "autoencoder.latent_channels=99"), "at most 12"),
     ],
 )
 def test_bad_requests_are_refused_in_one_line(
