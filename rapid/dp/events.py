@@ -138,7 +138,7 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
     raise ValueError(f"{name}: not an event that rapid releases")
 
 
-def event_from_json(data: Any) -> DpEvent:
+def event_from_json(data: Any) -> DpEvent:  # noqa: PLR0911 - one for each event
     """The event that `event_to_json` wrote.
 
     Args:

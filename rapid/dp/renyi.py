@@ -93,16 +93,20 @@ def _divergences(event: DpEvent, orders: tuple[int, ...]) -> NDArray[np.float64]
         case NoOpDpEvent():
             return np.zeros(len(orders))
         case SelfComposedDpEvent():
-            return event.count * _divergences(event.event, orders) if event.count else np.zeros(len(orders))
+            return _total(orders, [event.count * _divergences(event.event, orders)] if event.count else [])
         case ComposedDpEvent():
-            return np.sum([np.zeros(len(orders)), *(_divergences(part, orders) for part in event.events)], axis=0)
+            return _total(orders, [_divergences(part, orders) for part in event.events])
         case OneOfDpEvent():
-            return np.max([_divergences(part, orders) for part in event.events], axis=0)
+            return np.asarray(np.max([_divergences(part, orders) for part in event.events], axis=0))
         case RepeatAndSelectDpEvent():
             trials = Trials(mean=event.mean, shape=event.shape)
             return trials.divergences(orders, _divergences(event.event, orders))
     rows = poisson_gaussian_steps(event)
-    return np.sum([np.zeros(len(orders)), *(count * _of_step(noise, rate, orders) for noise, rate, count in rows)], 0)
+    return _total(orders, [count * _of_step(noise, rate, orders) for noise, rate, count in rows])
+
+
+def _total(orders: tuple[int, ...], parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    return np.asarray(np.sum([np.zeros(len(orders)), *parts], axis=0))
 
 
 def _of_step(noise_multiplier: float, sample_rate: float, orders: tuple[int, ...]) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ the candidates' (the draw does not depend on the images), and `rapid.dp.trials` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
@@ -170,7 +170,6 @@ def calibrate_selection(
     delta: float,
     trials: Trials,
     unit: str = ONE_IMAGE,
-    progress: Callable[[], None] = lambda: None,
 ) -> Selection:
     """Find budgets of the candidates with which the whole choice spends at most `epsilon` at `delta`, for one unit.
 
@@ -182,7 +181,6 @@ def calibrate_selection(
         delta: in (0, 1).
         trials: distribution of their number.
         unit: of the guarantee.
-        progress: called from time to time.
 
     Raises:
         InputError: an argument out of range, or no noise is enough.
@@ -192,13 +190,9 @@ def calibrate_selection(
     check_budget(epsilon, delta, size)
 
     def plan(trial_epsilon: float, names: Sequence[str]) -> Selection:
-        found = []
-        for name in names:
-            found.append(
-                Candidate(name=name, budget=calibrate(specs[name], epsilon=trial_epsilon, delta=delta, unit=unit))
-            )
-            progress()
-        return Selection(epsilon=epsilon, delta=delta, trials=trials, candidates=tuple(found))
+        budgets = {name: calibrate(specs[name], epsilon=trial_epsilon, delta=delta, unit=unit) for name in names}
+        candidates = tuple(Candidate(name=name, budget=budget) for name, budget in budgets.items())
+        return Selection(epsilon=epsilon, delta=delta, trials=trials, candidates=candidates)
 
     # the whole depends on a trial's epsilon nearly in the same way for all candidates: search with the first one
     level = epsilon / 2
@@ -213,4 +207,3 @@ def calibrate_selection(
             raise InputError("epsilon", "no noise is found for all trials; use another, or other candidates", epsilon)
     found.check()
     return found
-

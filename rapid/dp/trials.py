@@ -71,11 +71,12 @@ class Trials(BaseModel):
             bits: in 0..2^256 - 1.
         """
         level, total = _PRECISE.mpf(bits) / 2**BITS, _PRECISE.mpf(0)
-        number = 0
-        for number, probability in enumerate(self._probabilities(), 1):
+        number = 1
+        for probability in self._probabilities():
             total += probability
             if total > level:
                 break
+            number += 1
         return number
 
     def quantile(self, share: float) -> int:

@@ -3,7 +3,7 @@
 What lies between its beginning and its end is never released, so it has no steps that could be charged one by one. Each
 attempt at it is charged in full before it begins, and begins anew. The exception is an attempt that goes on from the
 very state in which the last one stopped in order: both together are one uninterrupted attempt, and nothing more is
-charged. The ledger knows that state by its hash, and each state is gone on from only once. So a crash, a removed file or
+charged. The ledger knows that state by its hash, and only one attempt may go on from it. So a crash, a removed file or
 a copy that is put back costs the whole charge again.
 
 Its lines are those of `rapid.dp.attempts`; the `settle` line names the state.
@@ -30,6 +30,7 @@ class WholeAttempt:
         charged: the release, or nothing if it goes on.
 
     Attributes:
+        number: of the attempt in its run, from 1.
         goes_on: whether it goes on from the state of the one before.
     """
 
@@ -37,7 +38,8 @@ class WholeAttempt:
         self, ledger: Ledger, dataset: str, run: str, asked: Limit, number: int, name: str, charged: Sequence[Spent]
     ) -> None:
         self._ledger, self._dataset, self._run, self._asked = ledger, dataset, run, asked
-        self._number, self._name, self._charged = number, name, list(charged)
+        self._name, self._charged = name, list(charged)
+        self.number = number
         self.goes_on = not charged
 
     def settle(self, state: str) -> None:
@@ -52,7 +54,7 @@ class WholeAttempt:
         """
         with self._ledger.transaction() as transaction:
             own = [entry for entry in transaction.entries if (entry.run, entry.dataset) == (self._run, self._dataset)]
-            if not own or own[-1].attempt != self._number or own[-1].kind == "settle":
+            if not own or own[-1].attempt != self.number or own[-1].kind == "settle":
                 raise PrivacyRefused("this run goes on in another process, or has ended; nothing more is released here")
             transaction.charge(
                 "settle",
@@ -60,7 +62,7 @@ class WholeAttempt:
                 self._run,
                 self._asked,
                 self._charged,
-                attempt=self._number,
+                attempt=self.number,
                 checkpoints=[saved_state(self._name, state)] if state else [],
             )
 
