@@ -25,7 +25,7 @@ from rapid.dp.trials import Trials
 from rapid.errors import InputError, PrivacyRefused
 from rapid.rounding import as_typed, rounded_up
 
-SCORE = "score"
+SCORE = "tuning-score"
 """Name of the release by which trials are compared."""
 CLOSE = 0.99
 """Share of the requested epsilon that is spent at least."""

@@ -106,7 +106,8 @@ class Trials(BaseModel):
     def _probabilities(self) -> Iterator[Any]:
         """P(K = 1), P(K = 2), ... until they are below 2^-300."""
         stays, shape = 1 - _PRECISE.mpf(self.gamma), _PRECISE.mpf(self.shape)
-        whole = (1 - stays) ** -shape - 1 if self.shape else -_PRECISE.log(1 - stays)
+        # expm1, because the shape may be tiny
+        whole = _PRECISE.expm1(-shape * _PRECISE.log(1 - stays)) if self.shape else -_PRECISE.log(1 - stays)
         probability, number = stays * (shape if self.shape else 1) / whole, 1
         while probability > _PRECISE.mpf(2) ** -(BITS + 44):
             yield probability
@@ -128,4 +129,4 @@ def _gamma(mean: float, shape: float) -> float:
 def _mean(gamma: Any, shape: float) -> Any:
     if shape == 0:
         return (1 - 1 / gamma) / _PRECISE.log(gamma)
-    return shape * (1 - gamma) / (gamma * (1 - gamma**shape))
+    return -shape * (1 - gamma) / (gamma * _PRECISE.expm1(shape * _PRECISE.log(gamma)))
