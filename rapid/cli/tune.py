@@ -34,6 +34,7 @@ def tune(options: argparse.Namespace) -> None:
     scoring = Scoring(
         partial(train_labeller, count=options.score_images), options.score_share, {"images": options.score_images}
     )
+    print(f"planning the noise of {len(candidates)} candidates", file=sys.stderr, flush=True)
     bundle = tune_private_bundle(
         options.base,
         options.private,
@@ -66,7 +67,7 @@ def _announce(selection: Selection) -> None:
     """Tell what is public: the plan. From here on nothing is shown until the end."""
     trials, size = selection.trials, len(selection.candidates)
     print(
-        f"choosing among {size} candidate{'' if size == 1 else 's'}: {trials.mean:g} trials on average, at most "
+        f"choosing among {size}: {trials.mean:g} trials on average, at most "
         f"{trials.quantile(MANY)} with a probability of {MANY:.0%}; a trial has epsilon "
         f"{rounded_up(selection.trial_epsilon)}, all together {rounded_up(selection.spent)}. No progress is shown: it "
         "would tell how many trials there are, which must stay secret.",

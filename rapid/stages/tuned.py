@@ -199,19 +199,18 @@ def _take_trial(folder: _TrialsFolder, plan: _Plan, scoring: Scoring, device: to
 
 def _release(out: Path, folder: _TrialsFolder) -> None:
     """Write the best trial's bundle to `out`."""
-    best = Bundle.open(folder.best, "out", "private")
+    best, now = Bundle.open(folder.best, "out", "private"), datetime.now(UTC)
     assert best.privacy is not None
-    now = datetime.now(UTC)
+    # the time of its files would tell which trial it was; older files are those of the base
+    begun = folder.begun
+    for file in folder.best.rglob("*"):
+        if file.is_file() and file.stat().st_mtime >= begun:
+            os.utime(file, (now.timestamp(), now.timestamp()))
     statement = best.privacy | {"created": now.isoformat(timespec="seconds")}
     statement["selection"] = statement["selection"] | {"score": folder.state.score}
     components = {name: best.stored(name) for name in best.config.components}
     card = (best.path / CARD).read_text(encoding="utf-8").replace(best.privacy["created"], statement["created"])
     write_bundle(out, best.config, components, card=card, privacy=statement)
-    # when a file was written would tell which trial it was; older files are those of the base
-    begun = folder.begun
-    for file in out.rglob("*"):
-        if file.is_file() and file.stat().st_mtime >= begun:
-            os.utime(file, (now.timestamp(), now.timestamp()))
 
 
 def _prepare(

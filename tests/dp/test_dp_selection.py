@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from rapid.dp.statement import privacy_statement, selection_statement
 from rapid.dp.trials import Trials
 from rapid.errors import InputError
 
+GUARANTEE = Path(__file__).parents[2] / "docs" / "guarantee.md"
 SIZE, DELTA = 2000, 1e-4
 
 
@@ -71,6 +74,21 @@ def test_the_statement_is_of_everything(selection: Selection) -> None:
     assert {release["name"] for release in statement["releases"]} == {"denoiser", SCORE}
 
 
+def test_the_program_of_the_docs_computes_the_same(
+    selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (program,) = re.findall(r"```python\n([^`]*OneOfDpEvent.*?)```", GUARANTEE.read_text(), re.DOTALL)
+    own = privacy_statement(selection.candidates[0].budget, method="toy", noise_source="chacha20")
+    (tmp_path / "bundle-tuned").mkdir()
+    statement = json.dumps(own | selection_statement(selection, "long"))
+    (tmp_path / "bundle-tuned" / "privacy.json").write_text(statement)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, str(GUARANTEE), "exec"), {})
+    computed, stated = map(float, capsys.readouterr().out.split())
+    assert computed <= stated
+    assert computed == pytest.approx(stated, rel=2e-3)
+
+
 def test_a_record_is_taken_only_as_it_was(selection: Selection) -> None:
     record = json.loads(json.dumps(selection.model_dump(mode="json")))
     assert Selection.from_record(record, 3.0, DELTA) == selection
@@ -86,7 +104,10 @@ def test_a_record_is_taken_only_as_it_was(selection: Selection) -> None:
 
 def test_candidates_must_fit_together(selection: Selection) -> None:
     budget = selection.candidates[0].budget
-    other, alone = budget.model_copy(update={"delta": 2e-4}), budget.model_copy(update={"releases": budget.releases[:1]})
+    other, alone = (
+        budget.model_copy(update={"delta": 2e-4}),
+        budget.model_copy(update={"releases": budget.releases[:1]}),
+    )
     first = selection.candidates[0].model_dump()
     for candidates in (
         [first, first], [first, {"name": "x", "budget": other.model_dump()}],
