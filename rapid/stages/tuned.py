@@ -201,11 +201,11 @@ def _release(out: Path, folder: _TrialsFolder) -> None:
     """Write the best trial's bundle to `out`."""
     best, now = Bundle.open(folder.best, "out", "private"), datetime.now(UTC)
     assert best.privacy is not None
-    # the time of its files would tell which trial it was; older files are those of the base
+    # their times would tell which trial it was; older files are those of the base
     begun = folder.begun
-    for file in folder.best.rglob("*"):
-        if file.is_file() and file.stat().st_mtime >= begun:
-            os.utime(file, (now.timestamp(), now.timestamp()))
+    for path in folder.best.rglob("*"):
+        if path.stat().st_mtime >= begun:
+            os.utime(path, (now.timestamp(), now.timestamp()))
     statement = best.privacy | {"created": now.isoformat(timespec="seconds")}
     statement["selection"] = statement["selection"] | {"score": folder.state.score}
     components = {name: best.stored(name) for name in best.config.components}
