@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from tqdm import tqdm
+
+_hidden = ContextVar("hidden", default=False)
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Show no progress within the block, where it would tell what nobody should see."""
+    before = _hidden.set(True)
+    try:
+        yield
+    finally:
+        _hidden.reset(before)
 
 
 class Progress:
@@ -30,7 +45,7 @@ class Progress:
             mininterval=0.2 if terminal else 10.0,
             file=sys.stderr,
             dynamic_ncols=terminal,
-            disable=not shown,
+            disable=not shown or _hidden.get(),
         )
 
     def __enter__(self) -> Progress:

@@ -34,6 +34,14 @@ def privacy_in_words(statement: dict[str, Any]) -> str:
     respect = f"the private images of {size} people" if person else f"the {size} private images"
     who = "any one person was among them, with any number of images," if person else "any one image was among them"
     counted = "people" if person else "private images"
+    selection, choosing = statement.get("selection"), "Choosing settings"
+    chosen = ""
+    if selection:
+        chosen = (
+            f" Its settings, '{selection['chosen']}', were chosen privately among {len(selection['candidates'])}; "
+            "epsilon covers the choice and all trials."
+        )
+        choosing = "Any other choice of settings"
     notes = "".join(f" {note}" for note in statement.get("notes", []))
     return (
         f"The model is ({epsilon}, {delta})-differentially private with respect to {respect}: "
@@ -41,8 +49,8 @@ def privacy_in_words(statement: dict[str, Any]) -> str:
         f"e^{epsilon}, except for a probability of {delta}. This holds for the model and for all its "
         f"outputs, however many. "
         f"Adjacency: {statement['adjacency']}; unit: {statement['unit']}; accountant: {statement['accountant']}."
-        f"{people}{notes} "
-        f"The number of {counted} and the list of classes count as public. Choosing settings by looking at the "
+        f"{people}{chosen}{notes} "
+        f"The number of {counted} and the list of classes count as public. {choosing} by looking at the "
         "private images is not covered."
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rapid.data import load_images
 from rapid.data.units import PeopleFrom
+from rapid.dp.events import has_selection
 from rapid.dp.ledger import Entry, Ledger, Limit, default_path
 from rapid.dp.releases import check_budget
 from rapid.dp.spending import Balance, balance, balances, set_limit
@@ -40,7 +41,7 @@ def show(options: argparse.Namespace) -> None:
         print(f"  epsilon {rounded_up(one.epsilon, 4)}{limit} at delta {rounded_up(one.delta)}")
         if one.epsilon_filter is not None:
             print(f"  {rounded_up(one.epsilon_filter, 4)} by the limit's Renyi filter: {FILTER_MEANS}")
-        print(f"  {rounded_up(one.epsilon_prv, 4)} by numerical composition (PRV): {PRV_MEANS}")
+        print(f"  {rounded_up(one.epsilon_prv, 4)} by {_composition(one)}: {PRV_MEANS}")
         for entry in one.runs:
             state = {"settle": "spent", "spend": "spent at most"}.get(entry.kind, "reserved")
             asked = f"asked for {as_typed(entry.epsilon)} at {rounded_up(entry.delta, 6)}"
@@ -65,6 +66,12 @@ def verify(options: argparse.Namespace) -> None:
     print(f"{path}: {len(Ledger(path).entries())} lines, none altered")
 
 
+def _composition(found: Balance) -> str:
+    """What `epsilon_prv` is computed by."""
+    selected = any(has_selection(release.dp_event) for entry in found.runs for release in entry.releases)
+    return "Renyi divergences (RDP), as private selection needs" if selected else "numerical composition (PRV)"
+
+
 def _row(found: Balance) -> dict[str, object]:
     """A balance, ready for JSON."""
     return {
@@ -73,6 +80,7 @@ def _row(found: Balance) -> dict[str, object]:
         "epsilon": found.epsilon,
         "epsilon_filter": found.epsilon_filter,
         "epsilon_prv": found.epsilon_prv,
+        "accountant": found.accountant,
         "delta": found.delta,
         "runs": [entry.model_dump(mode="json", exclude={"mac", "dataset"}) for entry in found.runs],
     }

@@ -17,7 +17,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rapid", description=rapid.__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"rapid {rapid.__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in (_build_kb, _plan, _train_private, _generate, _evaluate, _serve, _token, _info, _ledger, _audit, _demo):
+    for add in (
+        _build_kb, _plan, _train_private, _tune, _generate, _evaluate, _serve, _token, _info, _ledger, _audit, _demo,
+    ):  # fmt: skip
         add(subparsers)
     return parser
 
@@ -58,6 +60,26 @@ def _plan(subparsers: Subparsers) -> None:
 
 def _train_private(subparsers: Subparsers) -> None:
     private = _command(subparsers, "train-private", "train:train_private", "fine-tune on private images with DP-SGD")
+    _private_run(private)
+
+
+def _tune(subparsers: Subparsers) -> None:
+    words = "choose settings privately: train a random number of candidates, and release only the best model"
+    tune = _command(subparsers, "tune", "tune:tune", words)
+    candidates = "YAML: for each candidate its name and the settings that it changes"
+    tune.add_argument("--candidates", type=Path, required=True, metavar="FILE", help=candidates)
+    mean = "mean number of trials, each of a random candidate; default: 10"
+    tune.add_argument("--mean-trials", type=float, default=10.0, metavar="M", help=mean)
+    shape = "of the distribution of that number: 1 geometric (default), 0 logarithmic, which varies more and costs less"
+    tune.add_argument("--shape", type=float, default=1.0, metavar="ETA", help=shape)
+    images = "synthetic images on which each trial's classifier is trained; default: 5000"
+    tune.add_argument("--score-images", type=int, default=5000, metavar="N", help=images)
+    share = "of a trial's epsilon that its score would spend by itself; default: 0.1"
+    tune.add_argument("--score-share", type=float, default=0.1, metavar="S", help=share)
+    _private_run(tune)
+
+
+def _private_run(private: argparse.ArgumentParser) -> None:
     private.add_argument("--method", metavar="NAME", help="method; default: that of --base or --preset")
     private.add_argument(
         "--base", type=Path, metavar="DIR", help="public bundle made by build-kb, if the method has one"

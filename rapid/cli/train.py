@@ -41,14 +41,14 @@ def plan(options: argparse.Namespace) -> None:
         else _settings_on(base, options.preset, options.overrides)
     )
     method = find_method(settings.method)
-    classes, images = _classes(options), None
+    classes, images = classes_of(options), None
     if options.private is not None:
         images = load_images(
             options.private,
             "private",
             classes,
             show_paths=options.show_paths,
-            people=_people(options),
+            people=people_of(options),
             label_column=options.label_column,
         )
         if not images.declared:
@@ -110,17 +110,17 @@ def train_private(options: argparse.Namespace) -> None:
             options.base,
             options.private,
             options.out,
-            ranks.all_or_none(lambda: _private_settings(options.base, options)),
+            ranks.all_or_none(lambda: settings_of_run(options.base, options)),
             epsilon=options.epsilon,
             delta=options.delta,
             device=device,
             resume=options.resume,
             ranks=ranks,
             ledger=options.ledger,
-            classes=ranks.all_or_none(lambda: _classes(options)),
+            classes=ranks.all_or_none(lambda: classes_of(options)),
             automatic=ranks.all_or_none(lambda: _automatic(options)),
             show_paths=options.show_paths,
-            people=_people(options),
+            people=people_of(options),
             label_column=options.label_column,
         )
     if bundle is None:
@@ -142,17 +142,17 @@ def _automatic(options: argparse.Namespace) -> AutomaticChoice | None:
     return None
 
 
-def _classes(options: argparse.Namespace) -> tuple[str, ...] | None:
+def classes_of(options: argparse.Namespace) -> tuple[str, ...] | None:
     """Those of --classes, if it is given."""
     return None if options.classes is None else read_classes(options.classes)
 
 
-def _people(options: argparse.Namespace) -> PeopleFrom | None:
+def people_of(options: argparse.Namespace) -> PeopleFrom | None:
     """What --unit-column or --unit-folders says; None: the unit is one image."""
     return PeopleFrom(options.unit_column) if options.unit_folders or options.unit_column is not None else None
 
 
-def _private_settings(base: Path | None, options: argparse.Namespace) -> MethodSettings:
+def settings_of_run(base: Path | None, options: argparse.Namespace) -> MethodSettings:
     """Those of the base with preset and overrides; without a base, those of the preset or of the method."""
     if base is not None:
         bundle = Bundle.open(base, "base", "public")
@@ -174,7 +174,7 @@ def _facts(options: argparse.Namespace, images: ImageSet | None, classes: Sequen
     """Those of the images, or of `size` images or people of these classes; of ten if they are not declared."""
     if images is not None:
         return PublicFacts.of(images)
-    size, unit = options.size, ONE_IMAGE if _people(options) is None else ONE_PERSON
+    size, unit = options.size, ONE_IMAGE if people_of(options) is None else ONE_PERSON
     if size is None or size < 1:
         counted = "people" if unit == ONE_PERSON else "private images"
         raise InputError("size", f"must be the number of {counted}, at least 1", size)

@@ -4,7 +4,8 @@ Releases are `dp_accounting.DpEvent` trees (see `rapid.dp.events`); adjacency is
 
     PRV  numerical composition of privacy random variables (Gopi, Lee, Wutschitz 2021; Opacus): what is reported
     PLD  privacy loss distributions (Koskela et al. 2020; dp-accounting): independent code that checks PRV
-    RDP  Renyi differential privacy (Mironov, Talwar, Zhang 2019; Opacus): looser, by other means
+    RDP  Renyi differential privacy (Mironov, Talwar, Zhang 2019; Opacus): looser, by other means; the only one that
+         knows private selection (see `rapid.dp.renyi`)
 
 All return upper bounds. For groups of images it is the privacy loss distribution of the mixture of Gaussians that
 dominates a group's share in a step (Ganesh 2024).
@@ -27,7 +28,8 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.analysis.prv import Domain
 from scipy.stats import binom
 
-from rapid.dp.events import compose, dp_sgd_event, poisson_gaussian_steps
+from rapid.dp.events import compose, has_selection, poisson_gaussian_steps
+from rapid.dp.renyi import divergence_at, rdp_of_step, renyi_accountant_name, renyi_epsilon
 from rapid.errors import InputError, PrivacyRefused
 
 MAX_NOISE_MULTIPLIER = 1e5
@@ -52,8 +54,15 @@ def group_accountant_name() -> str:
     return f"PLD of a mixture of Gaussians (dp-accounting {metadata.version('dp-accounting')})"
 
 
+def composition_name(events: Sequence[DpEvent]) -> str:
+    """Name and version of the accountant that `prv_epsilon` takes for these events."""
+    return renyi_accountant_name() if has_selection(compose(events)) else accountant_name()
+
+
 def prv_epsilon(events: Sequence[DpEvent], delta: float) -> float:
     """Upper bound on epsilon at `delta` of all events together, by numerical composition.
+
+    By Renyi divergences, all of them, if there is private selection among them: it has no other accountant.
 
     Args:
         events: what is released of the same images, in any order; epsilon is 0 without any.
@@ -63,10 +72,12 @@ def prv_epsilon(events: Sequence[DpEvent], delta: float) -> float:
         epsilon; infinity if a release has no noise.
 
     Raises:
-        ValueError: an event that is no Poisson-subsampled Gaussian.
+        ValueError: an event that rapid does not release.
         InputError: epsilon cannot be computed for this delta. Below 1e-10 it may be too low; see `check_budget`.
         PrivacyRefused: the accountant gives no number.
     """
+    if has_selection(compose(events)):
+        return renyi_epsilon(events, delta)
     return _prv(poisson_gaussian_steps(compose(events)), delta)
 
 
@@ -94,18 +105,11 @@ def rdp_at_order(events: Sequence[DpEvent], order: int) -> float:
     Raises:
         PrivacyRefused: the accountant gives no number.
     """
-    rows = poisson_gaussian_steps(compose(events))
-    total = math.fsum(steps * _rdp_of_step(noise, rate, order) for noise, rate, steps in rows)
+    if has_selection(together := compose(events)):
+        return divergence_at(together, order)
+    rows = poisson_gaussian_steps(together)
+    total = math.fsum(steps * rdp_of_step(noise, rate, order) for noise, rate, steps in rows)
     return _number(total, f"Renyi divergence of order {order}")
-
-
-@lru_cache(maxsize=4096)  # the ledger asks for the same releases again
-def _rdp_of_step(noise_multiplier: float, sample_rate: float, order: int) -> float:
-    if noise_multiplier <= 0:
-        return math.inf
-    accountant = dp_accounting.rdp.RdpAccountant(orders=[order])
-    accountant.compose(dp_sgd_event(noise_multiplier, sample_rate, 1))
-    return float(accountant.rdp[0])
 
 
 def _number(value: float, what: str) -> float:

@@ -7,6 +7,8 @@ Every accountant reads the same tree, and the ledger keeps it as JSON. Only thes
     PoissonSampledDpEvent    the same over a Poisson sample of the images
     SelfComposedDpEvent      one event, several times
     ComposedDpEvent          several events
+    OneOfDpEvent             one of several events, chosen without regard to the images; our own
+    RepeatAndSelectDpEvent   the best of a random number of trials (see `rapid.dp.trials`)
 
 A noise multiplier is the standard deviation of the noise over the l2 sensitivity; 0 means no noise.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from dp_accounting import (
@@ -25,6 +28,22 @@ from dp_accounting import (
     PoissonSampledDpEvent,
     SelfComposedDpEvent,
 )
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+
+from rapid.dp.trials import LARGEST_MEAN, LARGEST_SHAPE, Trials
+
+
+@dataclass(frozen=True)
+class OneOfDpEvent(DpEvent):  # type: ignore[misc]
+    """One of several events, by a choice that does not depend on the images and may be published.
+
+    Its Renyi divergence is at most the largest of theirs, at each order.
+
+    Attributes:
+        events: at least one.
+    """
+
+    events: tuple[DpEvent, ...]
 
 
 def gaussian_event(noise_multiplier: float) -> DpEvent:
@@ -63,6 +82,37 @@ def compose(events: Iterable[DpEvent]) -> DpEvent:
     return parts[0] if parts else NoOpDpEvent()
 
 
+def has_selection(event: DpEvent) -> bool:
+    """Whether a tree has events that are no composition of single releases: the best of several trials, or one of many.
+
+    Only Renyi divergences are known of them (`rapid.dp.renyi`).
+    """
+    match event:
+        case RepeatAndSelectDpEvent() | OneOfDpEvent():
+            return True
+        case SelfComposedDpEvent():
+            return has_selection(event.event)
+        case ComposedDpEvent():
+            return any(has_selection(part) for part in event.events)
+    return False
+
+
+def check_known(event: DpEvent) -> None:
+    """Check that an accountant can read a tree of events.
+
+    Raises:
+        ValueError: it holds an event of a type that this module does not list, or a sample of something but a Gaussian.
+    """
+    match event:
+        case RepeatAndSelectDpEvent() | SelfComposedDpEvent():
+            check_known(event.event)
+        case ComposedDpEvent() | OneOfDpEvent():
+            for part in event.events:
+                check_known(part)
+        case _:
+            poisson_gaussian_steps(event)
+
+
 def event_to_json(event: DpEvent) -> dict[str, Any]:
     """The event as a JSON object: the class' name as `type`, and its attributes.
 
@@ -80,12 +130,15 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
             return {"type": name, "sampling_probability": rate, "event": event_to_json(event.event)}
         case SelfComposedDpEvent():
             return {"type": name, "count": int(event.count), "event": event_to_json(event.event)}
-        case ComposedDpEvent():
+        case ComposedDpEvent() | OneOfDpEvent():
             return {"type": name, "events": [event_to_json(part) for part in event.events]}
+        case RepeatAndSelectDpEvent():
+            numbers = {"mean": float(event.mean), "shape": float(event.shape)}
+            return {"type": name, **numbers, "event": event_to_json(event.event)}
     raise ValueError(f"{name}: not an event that rapid releases")
 
 
-def event_from_json(data: Any) -> DpEvent:
+def event_from_json(data: Any) -> DpEvent:  # noqa: PLR0911 - one for each event
     """The event that `event_to_json` wrote.
 
     Args:
@@ -111,6 +164,13 @@ def event_from_json(data: Any) -> DpEvent:
             return SelfComposedDpEvent(event_from_json(part), _count("count", count))
         case "ComposedDpEvent", {"events": list(parts), **rest} if not rest:
             return ComposedDpEvent([event_from_json(part) for part in parts])
+        case "OneOfDpEvent", {"events": [_, *_] as parts, **rest} if not rest:
+            return OneOfDpEvent(tuple(event_from_json(part) for part in parts))
+        case "RepeatAndSelectDpEvent", {"mean": mean, "shape": shape, "event": part, **rest} if not rest:
+            mean, shape = _number("mean", mean, LARGEST_MEAN), _number("shape", shape, LARGEST_SHAPE)
+            if mean <= 1:
+                raise ValueError(f"mean {mean!r}: must be above 1")
+            return Trials(mean=mean, shape=shape).event(event_from_json(part))
     raise ValueError(f"{name!r} with {sorted(attributes)}: not an event that rapid releases")
 
 

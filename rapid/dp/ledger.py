@@ -27,7 +27,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from rapid.dp.events import compose, event_from_json, event_to_json, poisson_gaussian_steps
+from rapid.dp.events import check_known, event_from_json, event_to_json, has_selection, poisson_gaussian_steps
 from rapid.errors import InputError, PrivacyRefused
 from rapid.files import replacing
 from rapid.mapped import blocks
@@ -65,7 +65,9 @@ class Spent(NamedTuple):
 
     @property
     def steps(self) -> dict[tuple[str, float, float], int]:
-        """Number of steps by name, noise multiplier and sample rate."""
+        """Number of steps by name, noise multiplier and sample rate; private selection is one step of its own name."""
+        if has_selection(self.dp_event):
+            return {(f"{self.name} {json.dumps(self.event, sort_keys=True)}", 0.0, 0.0): 1}
         found: dict[tuple[str, float, float], int] = {}
         for noise_multiplier, sample_rate, steps in poisson_gaussian_steps(self.dp_event):
             key = (self.name, noise_multiplier, sample_rate)
@@ -134,7 +136,8 @@ class Entry(BaseModel):
     @classmethod
     def _can_be_composed(cls, releases: tuple[Spent, ...]) -> tuple[Spent, ...]:
         """Reject releases that the accountants cannot read: they would be spent without being counted."""
-        poisson_gaussian_steps(compose(release.dp_event for release in releases))
+        for release in releases:
+            check_known(release.dp_event)
         return releases
 
 

@@ -6,6 +6,7 @@ what all charges of a data set spend together:
     filter   by the Renyi filter of the limit (`rapid.dp.filter`): holds also if runs were chosen after the results of
              earlier ones were seen. It decides whether a run is within the limit.
     PRV      by numerical composition, as for a single run: tighter, and valid if all plans were fixed in advance.
+             By Renyi divergences where there is private selection, which has no other accountant.
 
 The first run on a data set has a plan that no result could influence. So it is within the limit also if PRV says so;
 if the filter does not, nothing is admitted after it.
@@ -18,11 +19,12 @@ from dataclasses import dataclass
 
 from dp_accounting import DpEvent
 
-from rapid.dp.accounting import prv_epsilon
+from rapid.dp.accounting import composition_name, prv_epsilon
 from rapid.dp.attempts import Attempt, counted, spent_by, steps_of
 from rapid.dp.filter import RenyiFilter
 from rapid.dp.ledger import Entry, Ledger, Limit, Saved, Spent
 from rapid.dp.releases import MIN_DELTA, Release
+from rapid.dp.whole import WholeAttempt, may_go_on, saved_state
 from rapid.errors import InputError, PrivacyRefused
 from rapid.rounding import as_typed, rounded_up
 
@@ -42,6 +44,7 @@ class Balance:
         epsilon: spent or reserved, at `delta`, as it counts against the limit; without a limit, `epsilon_prv`.
         epsilon_filter: by the filter of the limit; None without a limit.
         epsilon_prv: by numerical composition.
+        accountant: of `epsilon_prv`.
         one_plan: whether all charges belong to the plan of one run, so that `epsilon_prv` may count.
     """
 
@@ -52,6 +55,7 @@ class Balance:
     epsilon: float
     epsilon_filter: float | None
     epsilon_prv: float
+    accountant: str
     one_plan: bool
 
 
@@ -70,7 +74,7 @@ def balance(entries: Sequence[Entry], dataset: str) -> Balance:
     composed = filtered if filtered is not None and delta < MIN_DELTA else prv_epsilon(events, delta)
     counting = composed if filtered is None else min(filtered, composed) if alone else filtered
     found = None if limit is None else Limit(limit.epsilon, limit.delta)
-    return Balance(dataset, found, runs, delta, counting, filtered, composed, alone)
+    return Balance(dataset, found, runs, delta, counting, filtered, composed, composition_name(events), alone)
 
 
 def balances(entries: Sequence[Entry]) -> list[Balance]:
@@ -128,6 +132,42 @@ class Charge:
                 checkpoints=[place for place in starts.values() if place.step],
             )
         return Attempt(self.ledger, self.dataset, self.run, self.asked, number, releases, starts)
+
+    def begin_whole(self, release: Spent, state: str = "") -> WholeAttempt:
+        """Charge a release in one piece, before it begins; nothing if it goes on from where it stopped.
+
+        Args:
+            release: all of it.
+            state: hash of the state that was found; empty if there is none.
+
+        Raises:
+            PrivacyRefused: the limit of the data set would be exceeded; nothing is charged.
+            InputError: the run, or its state, belongs to another data set.
+            TamperedLedger: see `Ledger`.
+        """
+        with self.ledger.transaction() as transaction:
+            entries = transaction.entries
+            found = saved_state(release.name, state)
+            self._check_owner(entries, {release.name: found})
+            own = [entry for entry in entries if entry.run == self.run]
+            number = 1 + max((entry.attempt for entry in own), default=0)
+            goes_on = may_go_on(own, release.name, state)
+            wanted = [] if goes_on else [release]
+            limit = _limit(entries, self.dataset)
+            if limit is not None and wanted:
+                self._check_limit(limit, entries, counted(entries, self.dataset, superseded=self.run), wanted)
+            # `spend` follows at once: from here on it is charged, whatever happens
+            for kind in ("reserve", "spend") if wanted else ("reserve",):
+                transaction.charge(
+                    kind,
+                    self.dataset,
+                    self.run,
+                    self.asked,
+                    wanted,
+                    attempt=number,
+                    checkpoints=[found] if goes_on else [],
+                )
+        return WholeAttempt(self.ledger, self.dataset, self.run, self.asked, number, release.name, wanted)
 
     def settle_finished(self) -> None:
         """Settle a finished run that was killed before it could do so itself.

@@ -16,6 +16,8 @@ from rapid.dp.budget import Budget
 from rapid.dp.events import compose, event_to_json
 from rapid.dp.randomness import NOISE_SOURCES, Randomness
 from rapid.dp.releases import DpSgdSpec, Release
+from rapid.dp.renyi import renyi_accountant_name
+from rapid.dp.selection import SCORE, Selection
 from rapid.rounding import up_to_places
 
 PACKAGES = ("torch", "opacus", "diffusers", "faiss-cpu", "faiss-gpu-cu12", "numpy", "cryptography", "dp-accounting")
@@ -64,6 +66,38 @@ def privacy_statement(budget: Budget, *, method: str, noise_source: str) -> dict
             "accountant": group_accountant_name(),
         }
     return statement
+
+
+def selection_statement(selection: Selection, chosen: str) -> dict[str, Any]:
+    """What `privacy.json` of a model has that was chosen privately, instead of the figures of its own training.
+
+    Args:
+        selection: what was spent.
+        chosen: name of the candidate.
+    """
+    spent, trials = _round_up(selection.spent), selection.trials
+    return {
+        "epsilon": spent,
+        "delta": selection.delta,
+        "accountant": renyi_accountant_name(),
+        "epsilon_rdp": spent,
+        "epsilon_pld": None,
+        "event": event_to_json(selection.event),
+        "selection": {
+            "words": "the best of a random number of trials, each of a candidate drawn uniformly at random, by a noisy "
+            f"score, the release '{SCORE}'; neither the other trials nor their number are released",
+            "candidates": [candidate.name for candidate in selection.candidates],
+            "chosen": chosen,
+            "trials": {
+                "distribution": "truncated negative binomial",
+                "mean": trials.mean,
+                "shape": trials.shape,
+                "gamma": trials.gamma,
+            },
+            "epsilon_of_one_trial": _round_up(selection.trial_epsilon),
+            "source": "Papernot and Steinke 2022, arXiv 2110.03620, theorem 2",
+        },
+    }
 
 
 def _release(release: Release, unit: str, noise_source: str) -> dict[str, Any]:

@@ -38,8 +38,8 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """Inputs that were read and checked before anything is written."""
+class Prepared:
+    """Inputs of one training that were read and checked before anything is written."""
 
     method: Method[Any]
     settings: MethodSettings
@@ -144,7 +144,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
 
 
 def _run(
-    run_folder: RunFolder, run: _Prepared, budget: Budget, device: torch.device, ranks: Ranks, charge: Charge | None
+    run_folder: RunFolder, run: Prepared, budget: Budget, device: torch.device, ranks: Ranks, charge: Charge | None
 ) -> None:
     """Charge the budget, let the method spend it, and write the bundle; the charge is settled after that."""
     own = _part(run.images, ranks)
@@ -153,7 +153,7 @@ def _run(
         ranks.all_or_none(lambda: stack.enter_context(access.charged(charge)))
         components = run.method.train_private(access, run.base, run.settings)
         if ranks.first:
-            _write(run_folder.out, run, budget, components)
+            write_model(run_folder.out, run, budget, components)
 
 
 def _prepare(
@@ -166,8 +166,35 @@ def _prepare(
     device: torch.device,
     ledger: Ledger | None,
     choose: Callable[[PublicFacts], MethodSettings] | None,
-) -> _Prepared:
+) -> Prepared:
     """Read and check everything before anything is written."""
+    method, public = method_and_base(base, settings, device)
+    images, facts, account, assignment = read_private(load, settings, public, ledger)
+    if choose is not None:
+        settings = choose(facts)
+    size = facts.dataset_size
+    spent_at = default_delta(size) if delta is None else delta
+    asked = {"settings": settings.model_dump(mode="json")} | public_request(images, facts, public, epsilon, spent_at)
+    specs = method.releases(settings, facts, public)
+    budget = _earlier_budget(out, asked)
+    if budget is None:
+        group_size = settings.private.group_size
+        budget = calibrate(specs, epsilon=epsilon, delta=spent_at, group_size=group_size, unit=facts.unit)
+        # computed now: if it fails, no steps are spent for a statement that cannot be made
+        _ = budget.spent_group
+        if ledger is not None:
+            warn_of(images, facts, budget.delta)
+    return Prepared(method, settings, public, images, facts, account, assignment, budget, asked)
+
+
+def method_and_base(
+    base: Path | None, settings: MethodSettings, device: torch.device
+) -> tuple[Method[Any], Bundle | None]:
+    """The method of the settings, and the opened public bundle; None for a method without one.
+
+    Raises:
+        InputError: base, settings and device do not fit together.
+    """
     method = find_method(settings.method)
     if settings.private.noise_source == "device" and device.type == "cpu":
         raise InputError("private.noise_source", "is for --device cuda; use chacha20 on a CPU", "device")
@@ -178,9 +205,20 @@ def _prepare(
     public = None if base is None else Bundle.open(base, "base", "public")
     if public is not None and public.config.method != method.name:
         raise InputError("base", f"was made for {public.config.method}, not for {method.name}", base)
+    return method, public
+
+
+def read_private(
+    load: Callable[[], ImageSet], settings: MethodSettings, base: Bundle | None, ledger: Ledger | None
+) -> tuple[ImageSet, PublicFacts, str, str]:
+    """The private images in the form of the model, their public facts, and both identifiers of `Prepared`.
+
+    Raises:
+        InputError: bad images.
+    """
     loaded = load()
     if settings.image.channels == 1 and loaded.channels == 3:
-        made = "--base makes" if public is not None else "image.channels=1 is for"
+        made = "--base makes" if base is not None else "image.channels=1 is for"
         raise InputError(
             "private", f"has colour images, and {made} grey ones; use image.channels=3 there, or give grey images"
         )
@@ -188,38 +226,34 @@ def _prepare(
     account = ledger.account(loaded.images) if ledger else ""
     assignment = ledger.assignment(loaded.images, loaded.units) if ledger and loaded.units is not None else ""
     images = fit_images(loaded, settings.image, "private")
-    facts = PublicFacts.of(images)
-    if choose is not None:
-        settings = choose(facts)
-    size = facts.dataset_size
-    spent_at = default_delta(size) if delta is None else delta
-    # public numbers only: nothing that depends on the pixels or on how many images a class has
-    asked = {
-        "settings": settings.model_dump(mode="json"),
+    return images, PublicFacts.of(images), account, assignment
+
+
+def public_request(images: ImageSet, facts: PublicFacts, base: Bundle | None, epsilon: float, delta: float) -> Json:
+    """What a run asks for, beside its settings; ready for JSON.
+
+    Public numbers only: nothing that depends on the pixels or on how many images a class has.
+    """
+    asked: Json = {
         "epsilon": epsilon,
-        "delta": spent_at,
-        "dataset_size": size,
-        "base": None if public is None else public.config.components,
+        "delta": delta,
+        "dataset_size": facts.dataset_size,
+        "base": None if base is None else base.config.components,
         "classes": list(images.classes),
     }
-    if images.units is not None:
-        asked["unit"] = facts.unit
-    specs = method.releases(settings, facts, public)
-    budget = _earlier_budget(out, asked)
-    if budget is None:
-        group_size = settings.private.group_size
-        budget = calibrate(specs, epsilon=epsilon, delta=spent_at, group_size=group_size, unit=facts.unit)
-        # computed now: if it fails, no steps are spent for a statement that cannot be made
-        _ = budget.spent_group
-        if ledger is not None and budget.delta > 1 / size:
-            warnings.warn(
-                f"--delta {as_typed(budget.delta)} is more than 1/N = {rounded_down(1 / size, 2)}: publishing "
-                f"{'all images of a random person' if images.units is not None else 'a random image'} would satisfy it",
-                stacklevel=2,
-            )
-        if ledger is not None and not images.declared:
-            warnings.warn(UNDECLARED, stacklevel=2)
-    return _Prepared(method, settings, public, images, facts, account, assignment, budget, asked)
+    return asked | ({"unit": facts.unit} if images.units is not None else {})
+
+
+def warn_of(images: ImageSet, facts: PublicFacts, delta: float) -> None:
+    """Warn of a delta that promises little, and of classes that the labels decide."""
+    if delta > 1 / facts.dataset_size:
+        warnings.warn(
+            f"--delta {as_typed(delta)} is more than 1/N = {rounded_down(1 / facts.dataset_size, 2)}: publishing "
+            f"{'all images of a random person' if images.units is not None else 'a random image'} would satisfy it",
+            stacklevel=3,
+        )
+    if not images.declared:
+        warnings.warn(UNDECLARED, stacklevel=3)
 
 
 def _chooser(
@@ -259,10 +293,17 @@ def _part(images: ImageSet, ranks: Ranks) -> ImageSet:
     return replace(images, images=taken(images.images, own), labels=labels, units=units)
 
 
-def _write(out: Path, run: _Prepared, budget: Budget, components: Mapping[str, Component]) -> None:
-    """Write the components, the statement and the card, and last `config.json`."""
+def write_model(
+    out: Path,
+    run: Prepared,
+    budget: Budget,
+    components: Mapping[str, Component],
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the components, the statement with what `more` has instead, the card, and last `config.json`."""
     found = run.method.describe_private(run.settings, run.base, budget)
     statement = privacy_statement(budget, method=run.method.name, noise_source=run.settings.private.noise_source)
+    statement |= more or {}
     statement["notes"] = list(run.method.privacy_notes(budget))
     if not run.images.declared:
         statement["notes"].append("The number of classes was taken from the labels, which is not protected.")

@@ -1,0 +1,342 @@
+"""Private choice of settings: a random number of candidates is trained, and only the best model is released.
+
+What the trials leave on the way lies in `checkpoints/trials/`, readable by its owner alone: the number of trials, the
+current trial and the best one so far. A trial that is not the best is deleted at once, and the folder at the end. What
+is in it is not covered by the charge, and must not be passed on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor
+
+from rapid.bundle import Bundle, is_finished, write_bundle
+from rapid.bundle.format import CARD
+from rapid.config.sections import MethodSettings
+from rapid.data import ImageSet, load_images
+from rapid.data.units import PeopleFrom
+from rapid.dp.access import PrivateAccess
+from rapid.dp.ledger import Ledger, Limit, Spent, default_path
+from rapid.dp.releases import default_delta
+from rapid.dp.selection import SCORE, Selection, calibrate_selection, score_spec
+from rapid.dp.spending import Charge
+from rapid.dp.statement import selection_statement
+from rapid.dp.trials import Trials
+from rapid.errors import InputError, PrivacyRefused, Stopped
+from rapid.files import content_hash, write_json
+from rapid.mapped import scratch_in
+from rapid.methods.base import Method
+from rapid.progress import hidden
+from rapid.rounding import as_typed
+from rapid.stages.private import Json, Prepared, method_and_base, public_request, read_private, warn_of, write_model
+from rapid.stopping import check_stop
+from rapid.training import RunFolder
+
+NAME = "tune"
+"""Of the command, and of the release in the ledger."""
+Labeller = Callable[[Tensor], Tensor]
+"""Images, uint8 (n, H, W) or (n, H, W, 3) -> scores of the classes, float (n, classes), on the CPU."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How trials are compared: by the number of private images that get their label.
+
+    Attributes:
+        labeller: (finished private bundle, device) -> what labels images; it sees nothing private but the bundle.
+        share: of a trial's epsilon that the noisy count would spend by itself, in (0, 1).
+        words: what else decides about the score; ready for JSON.
+    """
+
+    labeller: Callable[[Path, torch.device], Labeller]
+    share: float
+    words: Json
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Inputs that were read and checked before anything is written."""
+
+    runs: Mapping[str, Prepared]
+    selection: Selection
+    account: str
+    assignment: str
+    asked: Json
+
+
+def tune_private_bundle(  # noqa: PLR0913 - each is an argument of the command
+    base: Path | None,
+    private: Path,
+    out: Path,
+    candidates: Mapping[str, MethodSettings],
+    scoring: Scoring,
+    *,
+    epsilon: float,
+    delta: float | None,
+    trials: Trials,
+    device: torch.device,
+    resume: bool,
+    ledger: Path | None = None,
+    classes: Sequence[str] | None = None,
+    show_paths: bool = False,
+    people: PeopleFrom | None = None,
+    label_column: str | None = None,
+    planned: Callable[[Selection], None] = lambda selection: None,
+) -> Bundle:
+    """Train models with settings drawn at random, and keep the best: all together is (epsilon, delta)-DP.
+
+    Formal guarantee: `rapid.dp.selection`. The result is the best trial's model, its settings and its score; the number
+    of trials and everything of the others is deleted. No progress is shown, which would tell the number.
+
+    Args:
+        base: public bundle; None for a method without a public stage.
+        private: private image set, with labels.
+        out: new folder, or with `resume` the folder of an earlier run with the same arguments.
+        candidates: settings by name, of one method and one form of images.
+        scoring: how trials are compared.
+        epsilon: budget of everything together, > 0.
+        delta: in (0, 1), default 1 / (N ln N).
+        trials: distribution of their number.
+        device: where to train.
+        resume: continue the run in `out` if it stopped in order; else begin anew, and charge it again.
+        ledger: file in which the run is charged; default: `ledger.default_path`.
+        classes: as in `train_private_bundle`.
+        show_paths: name private files in error messages.
+        people: where `private` says whose image each is; default: the unit is one image.
+        label_column: see `load_images`.
+        planned: called with the budgets, before anything is spent.
+
+    Returns:
+        The finished private bundle.
+
+    Raises:
+        InputError: bad images or arguments, or an `out` that holds something else.
+        PrivacyRefused: the limit of the images would be exceeded, or a trial was refused.
+        Stopped: a stop was requested; the state is saved, and everything stays charged.
+    """
+    book = Ledger(ledger or default_path())
+
+    def load() -> ImageSet:
+        return load_images(private, "private", classes, show_paths=show_paths, people=people, label_column=label_column)
+
+    opened = {name: method_and_base(base, settings, device) for name, settings in candidates.items()}
+    with scratch_in(out):
+        plan = _prepare(opened, load, out, candidates, scoring, epsilon, delta, trials, book)
+    planned(plan.selection)
+    record = plan.asked | {"selection": plan.selection.model_dump(mode="json")}
+    with scratch_in(out), RunFolder.enter(out, NAME, record, resume=resume) as run_folder:
+        name = run_folder.run_name(plan.account, plan.assignment)
+        charge = Charge(book, plan.account, name, Limit(plan.selection.epsilon, plan.selection.delta))
+        folder = _TrialsFolder(out / "checkpoints" / "trials")
+        if not is_finished(out):
+            _run(run_folder, folder, plan, scoring, device, charge)
+        folder.remove()
+        run_folder.leave()
+        return Bundle.open(out, "out", "private")
+
+
+def _run(
+    run_folder: RunFolder, folder: _TrialsFolder, plan: _Plan, scoring: Scoring, device: torch.device, charge: Charge
+) -> None:
+    """Charge everything, take all trials, and release the best."""
+    selection = plan.selection
+    try:
+        attempt = charge.begin_whole(Spent.of(NAME, selection.event), folder.digest())
+    except PrivacyRefused:
+        run_folder.discard()
+        raise
+    if not attempt.goes_on:
+        if attempt.number > 1:
+            problem = "the earlier attempt did not stop in order: all trials begin anew, and are charged again"
+            warnings.warn(problem, stacklevel=2)
+        folder.begin(selection.trials.draw())
+    try:
+        # a warning may tell which candidates were drawn
+        with hidden(), warnings.catch_warnings(action="ignore"):
+            while folder.state.done < folder.state.trials:
+                check_stop()
+                _take_trial(folder, plan, scoring, device)
+    except Stopped:
+        attempt.settle(folder.digest())
+        raise
+    except PrivacyRefused as refused:
+        # a refusal counts as the best of all results: it is what is released
+        folder.remove()
+        attempt.settle("")
+        raise PrivacyRefused(
+            f"a trial was refused, so nothing is released; the charge for all trials stays (epsilon "
+            f"{as_typed(selection.epsilon)}). Of the trial alone: {refused}"
+        ) from None
+    # from here on the best trial may be seen, so the ledger knows that it is over
+    attempt.settle(folder.digest())
+    _release(run_folder.out, folder)
+
+
+def _take_trial(folder: _TrialsFolder, plan: _Plan, scoring: Scoring, device: torch.device) -> None:
+    """Draw a candidate, train and score it; keep it if it is the best so far. A stopped trial goes on."""
+    name = folder.current(list(plan.runs))
+    run, out = plan.runs[name], folder.trial
+    access = PrivateAccess(run.images, run.facts, run.budget, RunFolder(out), device=device)
+    if not is_finished(out):
+        components = run.method.train_private(access, run.base, run.settings)
+        write_model(out, run, run.budget, components, selection_statement(plan.selection, name))
+    scores = access.map(scoring.labeller(out, device), access.images)
+
+    def wrong(rows: Tensor, labels: Tensor) -> Tensor:
+        return (rows.argmax(1) != labels).long()
+
+    # the only bin is that of right labels
+    folder.keep_the_best(int(access.histogram(SCORE, 1, wrong, scores, access.labels)[0]))
+
+
+def _release(out: Path, folder: _TrialsFolder) -> None:
+    """Write the best trial's bundle to `out`."""
+    best, now = Bundle.open(folder.best, "out", "private"), datetime.now(UTC)
+    assert best.privacy is not None
+    # their times would tell which trial it was; older files are those of the base
+    begun = folder.begun
+    for path in folder.best.rglob("*"):
+        if path.stat().st_mtime >= begun:
+            os.utime(path, (now.timestamp(), now.timestamp()))
+    statement = best.privacy | {"created": now.isoformat(timespec="seconds")}
+    statement["selection"] = statement["selection"] | {"score": folder.state.score}
+    components = {name: best.stored(name) for name in best.config.components}
+    card = (best.path / CARD).read_text(encoding="utf-8").replace(best.privacy["created"], statement["created"])
+    write_bundle(out, best.config, components, card=card, privacy=statement)
+
+
+def _prepare(
+    opened: Mapping[str, tuple[Method[Any], Bundle | None]],
+    load: Callable[[], ImageSet],
+    out: Path,
+    candidates: Mapping[str, MethodSettings],
+    scoring: Scoring,
+    epsilon: float,
+    delta: float | None,
+    trials: Trials,
+    ledger: Ledger,
+) -> _Plan:
+    """Read and check everything before anything is written."""
+    settings = list(candidates.values())
+    if not settings:
+        raise InputError("candidates", "there are none; give at least one")
+    if len({(one.method, one.image) for one in settings}) > 1:
+        raise InputError("candidates", "differ in their method or in image.*, which all must share")
+    if any(one.private.group_size > 1 for one in settings):
+        problem = "is not known for a private choice; leave it at 1, or make people the units"
+        raise InputError("private.group_size", problem, max(one.private.group_size for one in settings))
+    images, facts, account, assignment = read_private(load, settings[0], opened[next(iter(candidates))][1], ledger)
+    if images.labels is None:
+        raise InputError("private", "has no labels, by which trials are compared; use one sub-folder a class")
+    spent_at = default_delta(facts.dataset_size) if delta is None else delta
+    public = opened[next(iter(candidates))][1]
+    asked = {
+        "candidates": {name: one.model_dump(mode="json") for name, one in candidates.items()},
+        "trials": trials.model_dump(mode="json"),
+        "score": scoring.words | {"share": scoring.share},
+    } | public_request(images, facts, public, epsilon, spent_at)
+    specs = {
+        name: [*method.releases(candidates[name], facts, opened_base), score_spec(facts.dataset_size, scoring.share)]
+        for name, (method, opened_base) in opened.items()
+    }
+    selection = _earlier_selection(out, asked)
+    if selection is None:
+        selection = calibrate_selection(specs, epsilon=epsilon, delta=spent_at, trials=trials, unit=facts.unit)
+        warn_of(images, facts, spent_at)
+    runs = {
+        one.name: Prepared(
+            opened[one.name][0], candidates[one.name], opened[one.name][1], images, facts, account, assignment,
+            one.budget, asked,
+        )
+        for one in selection.candidates
+    }  # fmt: skip
+    return _Plan(runs, selection, account, assignment, asked)
+
+
+def _earlier_selection(out: Path, asked: Json) -> Selection | None:
+    """The budgets of an earlier run in the same folder, if that run had the same request."""
+    earlier = RunFolder(out).earlier()
+    written = json.loads(json.dumps(asked))
+    if earlier is None or any(earlier.get(name) != value for name, value in written.items()):
+        return None
+    return Selection.from_record(earlier.get("selection", {}), asked["epsilon"], asked["delta"])
+
+
+class _State(BaseModel):
+    """Content of `choices.json`. Never to be released."""
+
+    trials: int
+    done: int = 0
+    candidate: str | None = None
+    """Of the current trial."""
+    score: int | None = None
+    """Of the best trial."""
+
+
+class _TrialsFolder:
+    """The private state of a tune: see the module."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, path / "choices.json"
+        self.trial, self.best = path / "trial", path / "best"
+
+    def begin(self, trials: int) -> None:
+        """Remove what is left of an earlier attempt, and begin anew."""
+        self.remove()
+        self._path.mkdir(mode=0o700, parents=True)
+        self._write(_State(trials=trials))
+
+    @property
+    def state(self) -> _State:
+        """What was drawn and done so far."""
+        return _State.model_validate_json(self._file.read_bytes())
+
+    @property
+    def begun(self) -> float:
+        """When the first trial began, in seconds since the epoch."""
+        return (self._path.parent / "manifest.json").stat().st_mtime
+
+    def digest(self) -> str:
+        """Hash of everything in it; empty if there is nothing."""
+        return content_hash(self._path) if self._file.is_file() else ""
+
+    def current(self, names: Sequence[str]) -> str:
+        """The candidate of the current trial; a new trial draws one."""
+        state = self.state
+        if state.candidate is None:
+            state.candidate = secrets.choice(names)
+            self._write(state)
+        return state.candidate
+
+    def keep_the_best(self, score: int) -> None:
+        """End the current trial: it replaces the best one if its score is higher, and is removed otherwise."""
+        state = self.state
+        if state.score is None or score > state.score:
+            shutil.rmtree(self.trial / "checkpoints")
+            shutil.rmtree(self.best, ignore_errors=True)
+            self.trial.rename(self.best)
+            state.score = score
+        else:
+            shutil.rmtree(self.trial)
+        state.candidate, state.done = None, state.done + 1
+        self._write(state)
+
+    def remove(self) -> None:
+        """Remove everything."""
+        if self._path.exists():
+            shutil.rmtree(self._path)
+
+    def _write(self, state: _State) -> None:
+        write_json(self._file, state.model_dump(mode="json"))

@@ -1,0 +1,245 @@
+"""The private choice as a whole, with a small method: what is released, what is deleted, stops, crashes, refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rapid.bundle import Bundle
+from rapid.bundle.card import privacy_in_words
+from rapid.dp.accounting import prv_epsilon
+from rapid.dp.ledger import Ledger, Limit
+from rapid.dp.selection import Selection
+from rapid.dp.spending import Balance, balances, set_limit
+from rapid.dp.trials import Trials
+from rapid.errors import InputError, PrivacyRefused, Stopped
+from rapid.methods import apply_overrides
+from rapid.stages.tuned import Labeller, Scoring, tune_private_bundle
+from rapid.stopping import request_stop, stop_on_signal
+
+TOY = Path(__file__).parents[1] / "methods" / "toy"
+BOUNDS = {"low": 2.0, "middle": 4.0, "high": 8.0}
+CPU, EPSILON, DELTA = torch.device("cpu"), 60.0, 1e-4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The toy method, as an installed package."""
+    site = tmp_path_factory.mktemp("site")
+    info = site / "class_means-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: class-means\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rapid.methods]\nclass-means = class_means:METHOD\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(site))
+        patch.syspath_prepend(str(TOY))
+        yield
+    sys.modules.pop("class_means", None)
+
+
+class Referee:
+    """Labels as many images rightly as the candidate's bound is high, and keeps a list of what it was asked for."""
+
+    def __init__(self, before: Callable[[int], None] = lambda number: None) -> None:
+        self.asked: list[str] = []
+        self.last = 0.0
+        self._before = before
+
+    def __call__(self, path: Path, device: torch.device) -> Labeller:
+        self._before(len(self.asked))
+        bound = Bundle.open(path, "model").config.facts["bound"]
+        self.asked.append(next(name for name, value in BOUNDS.items() if value == bound))
+        self.last = time.time()
+        right = list(BOUNDS.values()).index(bound) + 1
+
+        def scores(images: Tensor) -> Tensor:
+            # the bottom right pixel of each image is its label, and the one before it a number of 0 to 99
+            labels, place = images[:, -1, -1].long(), images[:, -1, -2].long()
+            guess = torch.where(place < 30 * right, labels, (labels + 1) % 2)
+            return torch.nn.functional.one_hot(guess, 2).float()
+
+        return scores
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    images = np.random.default_rng(0).integers(0, 256, (100, 8, 8), dtype=np.uint8)
+    labels = np.arange(100) % 2
+    images[:, -1, -1], images[:, -1, -2] = labels, np.arange(100)
+    np.savez(tmp_path / "private.npz", images=images, labels=labels, classes=np.array(["a", "b"]))
+    return tmp_path / "private.npz"
+
+
+def tune(private: Path, referee: Referee, mean: float = 4.0, *, resume: bool = False, **changes: Any) -> Bundle:
+    """A tune into `out` beside the private images, with a ledger there."""
+    tree = {"method": "class-means", "image": {"size": 8}}
+    candidates = {name: apply_overrides(tree, [f"private.bound={bound}"]) for name, bound in BOUNDS.items()}
+    wanted: dict[str, Any] = {"epsilon": EPSILON, "delta": DELTA, "candidates": candidates} | changes
+    return tune_private_bundle(
+        None, private, private.parent / "out", wanted.pop("candidates"), Scoring(referee, 0.1, {}),
+        trials=Trials(mean=mean), device=CPU, resume=resume, ledger=private.parent / "ledger.jsonl", **wanted,
+    )  # fmt: skip
+
+
+def spent(private: Path) -> Balance:
+    (found,) = balances(Ledger(private.parent / "ledger.jsonl").entries())
+    return found
+
+
+def files(out: Path) -> set[str]:
+    return {path.relative_to(out).as_posix() for path in out.rglob("*")}
+
+
+def test_the_best_of_those_drawn_is_released_and_nothing_else(private: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    referee, plans = Referee(), list[Selection]()
+    bundle = tune(private, referee, 8.0, planned=plans.append)
+    statement = bundle.privacy
+    assert statement is not None
+    chosen = statement["selection"]
+    assert chosen["chosen"] == max(referee.asked, key=list(BOUNDS).index)
+    assert bundle.config.settings["private"]["bound"] == BOUNDS[chosen["chosen"]]
+    noise = next(release for release in statement["releases"] if release["name"] == "tuning-score")["noise_multiplier"]
+    assert abs(chosen["score"] - (30 * (list(BOUNDS).index(chosen["chosen"]) + 1))) < 6 * noise + 11
+    # the model, and the public record of the run
+    assert files(bundle.path) == {
+        "config.json", "model_index.json", "privacy.json", "README.md", "means", "means/config.json",
+        "means/diffusion_pytorch_model.safetensors", "checkpoints", "checkpoints/lock", "checkpoints/run.json",
+        "checkpoints/manifest.json",
+    }  # fmt: skip
+    # neither what is shown nor when the files were written tells the number of trials
+    shown = capfd.readouterr()
+    assert shown.out + shown.err == ""
+    weights = bundle.path / "means"
+    (moment,) = {path.stat().st_mtime for path in (weights, *weights.iterdir())}
+    assert moment >= referee.last
+    # one charge, of everything
+    assert [entry.kind for entry in Ledger(private.parent / "ledger.jsonl").entries()] == ["reserve", "spend", "settle"]
+    assert spent(private).epsilon == prv_epsilon([plans[0].event], DELTA) <= statement["epsilon"] <= EPSILON
+    assert "RDP" in spent(private).accountant
+    words = privacy_in_words(statement)
+    assert f"'{chosen['chosen']}', were chosen privately among 3; epsilon covers the choice" in words
+    assert words in (bundle.path / "README.md").read_text()
+    # a finished run costs nothing
+    before = len(referee.asked)
+    tune(private, referee, 8.0, resume=True)
+    assert len(referee.asked) == before
+    assert spent(private).epsilon == prv_epsilon([plans[0].event], DELTA)
+
+
+def stop_at(number: int) -> Callable[[int], None]:
+    return lambda asked: request_stop() if asked == number else None
+
+
+def test_a_stopped_run_goes_on_and_is_charged_once(private: Path) -> None:
+    out = private.parent / "out"
+    folder = out / "checkpoints" / "trials"
+    referee = Referee(stop_at(0))
+    with stop_on_signal(), pytest.raises(Stopped):
+        tune(private, referee)
+    assert folder.stat().st_mode & 0o077 == 0
+    number = json.loads((folder / "choices.json").read_text())["trials"]
+    first = referee.asked[0]
+    one = spent(private).epsilon
+    again = Referee()
+    bundle = tune(private, again, resume=True)
+    # the interrupted trial goes on with its candidate, and the number of trials stays
+    assert again.asked[0] == first
+    assert len(again.asked) == number
+    assert spent(private).epsilon == one
+    assert bundle.privacy is not None
+    assert not folder.exists()
+
+
+def test_a_copy_of_a_stopped_run_is_charged_again(private: Path, recwarn: pytest.WarningsRecorder) -> None:
+    out, copy = private.parent / "out", private.parent / "copy"
+    with stop_on_signal(), pytest.raises(Stopped):
+        tune(private, Referee(stop_at(0)))
+    one = spent(private).epsilon
+    shutil.copytree(out, copy)
+    tune(private, Referee(), resume=True)
+    assert spent(private).epsilon == one
+    assert not recwarn.list
+    # the same state put back: its last trials could be drawn again
+    shutil.rmtree(out)
+    copy.rename(out)
+    tune(private, Referee(), resume=True)
+    assert spent(private).epsilon > 1.5 * one
+
+
+@pytest.mark.filterwarnings("ignore:the earlier attempt did not stop in order")
+def test_after_a_crash_everything_begins_anew(private: Path) -> None:
+    def crash(asked: int) -> None:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        tune(private, Referee(crash))
+    one = spent(private).epsilon
+    with pytest.raises(InputError, match="holds an earlier run"):
+        tune(private, Referee())
+    assert spent(private).epsilon == one
+    tune(private, Referee(), resume=True)
+    assert spent(private).epsilon > 1.5 * one
+    # the model's own statement is of the run that made it
+    statement = json.loads((private.parent / "out" / "privacy.json").read_text())
+    assert statement["epsilon"] == pytest.approx(one, rel=1e-3)
+
+
+def test_beyond_the_limit_nothing_begins(private: Path) -> None:
+    book = Ledger(private.parent / "ledger.jsonl")
+    images = np.load(private)["images"]
+    set_limit(book, book.account(images), Limit(1.0, DELTA))
+    referee = Referee()
+    with pytest.raises(PrivacyRefused, match="the limit of this data set"):
+        tune(private, referee)
+    assert not referee.asked
+    assert not (private.parent / "out").exists()
+
+
+def test_a_refused_trial_ends_it_and_stays_charged(private: Path) -> None:
+    def refuse(asked: int) -> None:
+        raise PrivacyRefused("the sets overlap")
+
+    with pytest.raises(PrivacyRefused, match=r"a trial was refused.*charge for all trials stays.*the sets overlap"):
+        tune(private, Referee(refuse))
+    assert spent(private).epsilon > 0.9 * EPSILON
+    assert not (private.parent / "out" / "checkpoints" / "trials").exists()
+    assert not (private.parent / "out" / "privacy.json").exists()
+
+
+def test_resuming_with_another_request_is_refused(private: Path) -> None:
+    with stop_on_signal(), pytest.raises(Stopped):
+        tune(private, Referee(stop_at(0)))
+    with pytest.raises(InputError, match=r"differs in 'trials\.mean'"):
+        tune(private, Referee(), 5.0, resume=True)
+
+
+def test_what_cannot_be_tuned(private: Path) -> None:
+    tree = {"method": "class-means", "image": {"size": 8}}
+    one = apply_overrides(tree, [])
+    for changes, words in (
+        ({"candidates": {}}, "there are none"),
+        (
+            {"candidates": {"a": one, "b": apply_overrides(tree, ["image.size=12"])}},
+            "differ in their method or in image",
+        ),
+        ({"candidates": {"a": apply_overrides(tree, ["private.group_size=2"])}}, "leave it at 1"),
+        ({"epsilon": 0.0}, "epsilon"),
+    ):
+        with pytest.raises(InputError, match=re.escape(words)):
+            tune(private, Referee(), **changes)
+    with np.load(private) as archive:
+        np.savez(private, images=archive["images"])
+    with pytest.raises(InputError, match="has no labels"):
+        tune(private, Referee())
+    assert not (private.parent / "out").exists()
