@@ -1,6 +1,6 @@
 """What correlated noise is worth: a small classifier, fine-tuned privately with each noise band at the same epsilon.
 
-`python scripts/sweep_noise_band.py --public FILE.npz --private FILE.npz --out FILE.json` pre-trains a small network on
+`scripts/sweep-noise-band --public FILE.npz --private FILE.npz --out FILE.json` pre-trains a small network on
 the public classes once. Then it fine-tunes it on the private ones, for each epsilon, band and learning rate, and prints
 the test accuracy. Everything but the noise and who has a turn is the same.
 """

@@ -92,7 +92,7 @@ def plan(options: argparse.Namespace) -> None:
     if spent := [f"'{name}' alone would spend {share:g} of it" for name, share in shares.items()]:
         print(f"epsilon covers all releases together; {', '.join(spent)}")
     if (band := numbers_of.noise_band) > 1:
-        print(f"noise is correlated over {band} steps; a private image can be in one of {band} successive batches")
+        print(f"noise is correlated over {band} steps, which signal/noise allows for; images take turns")
     print()
     print(plan_table(rows, group_size))
     print(f"\n{EXPLANATION}")

@@ -27,11 +27,14 @@ neighbouring set, where N, the groups and everybody else are the same:
   is independent of what was taken as given. That is one Poisson-sampled Gaussian. The last block may be cut short,
   which only leaves values out.
 - A unit has at most ceil(n / b) turns.
+- Other releases between the steps of a round compose with it as with any release: concurrently (Vadhan and Zhang 2023,
+  Concurrent Composition Theorems for Differential Privacy).
 
 A training that is stopped begins anew: the sums x of earlier steps are private and never stored, so M has one block on
 its diagonal for each stretch. Sums near the end of a stretch reach fewer y, so columns of M only get shorter. Units are
 dealt again, so a stretch must begin where a round of b steps does: then the turns of all stretches add up to at most
-ceil(n / b). `DpSgdSpec.round_end` tells where that is, and states are saved only there.
+ceil(n / b). `DpSgdSpec.round_end` tells where that is, and states are saved only there. Where a round is cut off all
+the same, because another process is lost, the rest of its steps is left out.
 
 Several units have turns at different steps of a round, and their blocks overlap: figures for groups of units would need
 another argument, and `calibrate` refuses them.
@@ -115,11 +118,12 @@ def coefficients(band: int, steps: int) -> tuple[float, ...]:
         c_0, ..., c_{b-1}, not more than there are steps; the sum of their squares is at most 1, exactly.
     """
     size = min(band, steps)
-    chosen: Values = np.cumprod([1.0] + [(2 * j - 1) / (2 * j) for j in range(1, size)])
+    factors: Values = 1 - 0.5 / np.arange(1, size, dtype=np.float64)
+    chosen = np.concatenate([np.ones(1), factors.cumprod()])
     if size > 1:
         bounds = [(0.0, 1.0)] * (size - 1)
         found = minimize(_log_mean_square, chosen[1:], args=(steps,), jac=True, method="L-BFGS-B", bounds=bounds)
-        chosen = np.concatenate([[1.0], found.x])
+        chosen = np.array([1.0, *found.x])
     return _bounded(chosen)
 
 

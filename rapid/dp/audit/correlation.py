@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rapid.dp.audit.bench import Bench, Build, Subject, own_rows
@@ -117,7 +118,7 @@ def _turns(band: int, sample_rate: float, build: Build, ranks: Ranks | None) -> 
         certain(name, "sampling: every sum is one of whole examples", clear < 0.2, clear),
         certain(name, "sampling: each example has a turn every b steps", own_place),
     ]
-    coins = rounds.any(1)
+    coins: NDArray[np.bool_] = np.asarray(rounds.any(axis=1))
     if rate == 1:
         return [*found, certain(name, "sampling: everyone is drawn in each turn", bool(coins.all()))]
     return found + batch_findings(name, coins, rate)
