@@ -113,6 +113,7 @@ Synthetic images do not replace validation on real data.
 def _row(release: dict[str, Any]) -> str:
     """Table row of one release."""
     steps = f", {release['steps']} steps" if release["steps"] > 1 else ", once"
+    steps += f", noise_band {release['noise_band']}" if "noise_band" in release else ""
     return (
         f"| {release['name']} | {release['title']}: noise_multiplier {rounded_down(release['noise_multiplier'], 4)}, "
         f"sample_rate {rounded_up(release['sample_rate'], 4)}{steps}, clip_norm {release['clip_norm']:g} |"

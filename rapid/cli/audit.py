@@ -35,7 +35,12 @@ def audit(options: argparse.Namespace) -> None:
         sample_rate=options.sample_rate,
         confidence=options.confidence,
     )
-    steps = audit_steps(subjects(settings, base), noise_multiplier=game.noise_multiplier, sample_rate=game.sample_rate)
+    steps = audit_steps(
+        subjects(settings, base),
+        noise_multiplier=game.noise_multiplier,
+        sample_rate=game.sample_rate,
+        band=settings.private.noise_band,
+    )
     print(json.dumps(_record(game, steps), indent=2) if options.json else _words(game, steps))
     if game.refuted or steps.refuted:
         raise PrivacyRefused("the claim is refuted: do not use this build for private images, and report the bug")

@@ -84,6 +84,7 @@ def plan(options: argparse.Namespace) -> None:
         "delta": delta,
         "clip_norm": numbers_of.clip_norm,
         "multiplicity": numbers_of.multiplicity,
+        **({"noise_band": numbers_of.noise_band} if numbers_of.noise_band > 1 else {}),
         "group_size": group_size,
         "shares": shares,
         "parameters": parameters,
@@ -96,6 +97,8 @@ def plan(options: argparse.Namespace) -> None:
     print(f"{facts.dataset_size:,} {counted}, delta {rounded_up(delta)}, {trained}")
     if spent := [f"'{name}' alone would spend {share:g} of it" for name, share in shares.items()]:
         print(f"epsilon covers all releases together; {', '.join(spent)}")
+    if (band := numbers_of.noise_band) > 1:
+        print(f"noise is correlated over {band} steps, which signal/noise allows for; images take turns")
     print()
     print(plan_table(rows, group_size))
     print(f"\n{EXPLANATION}")

@@ -6,9 +6,9 @@ A method's settings (`rapid.methods.NAME.settings`) are a `MethodSettings` made 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 
 class Section(BaseModel):
@@ -174,6 +174,9 @@ class DpSgdSettings(PrivateSettings):
         ge=1,
         description="draws of noise and timestep averaged for each image, before clipping; for people: of their images",
     )
+    noise_band: int = Field(
+        1, ge=1, description="steps over which the noise is correlated, while images take turns; 1: independent noise"
+    )
     physical_batch: int = Field(256, ge=1, description="draws in memory at a time: never changes what is released")
     pad_batches: bool = Field(
         False,
@@ -182,6 +185,14 @@ class DpSgdSettings(PrivateSettings):
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="of the network's forward and backward pass; clipped sums and noise are float64"
     )
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the default noise band, which the records of earlier versions do not name."""
+        found: dict[str, Any] = handler(self)
+        if self.noise_band == 1:
+            found.pop("noise_band", None)
+        return found
 
 
 class SamplingSettings(Section):

@@ -245,10 +245,19 @@ class PrivateAccess:
 
         steps = release.spec.steps
         try:
-            trainer.run(steps, backward, title=name, checkpoint=checkpoint, between_steps=between_steps, shown=first)
+            trainer.run(
+                steps,
+                backward,
+                title=name,
+                checkpoint=checkpoint,
+                between_steps=between_steps,
+                shown=first,
+                pause_every=release.spec.band,
+            )
         except (LostRank, PrivacyRefused, Stopped):
-            # a step that was begun counts: other ranks may have seen its sum, or `between_steps` its result
-            trainer.steps_done = mechanism.steps_taken
+            # a step that was begun counts: other ranks may have seen its sum, or `between_steps` its result; and a
+            # correlation that was cut off goes on with the next round
+            trainer.steps_done = release.spec.round_end(mechanism.steps_taken)
             if checkpoint is not None:
                 checkpoint.save(trainer.state_dict())
             raise

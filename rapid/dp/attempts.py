@@ -59,7 +59,7 @@ def _counted_line(lines: Sequence[Entry], *, may_go_on: bool) -> Entry | None:
 
 
 def steps_of(releases: Iterable[Spent]) -> dict[tuple[str, float, float], int]:
-    """Number of steps of several releases together, by name, noise multiplier and sample rate."""
+    """Number of steps (with a band, of rounds) of several releases by name, noise multiplier and sample rate."""
     total: dict[tuple[str, float, float], int] = {}
     for release in releases:
         for key, steps in release.steps.items():
@@ -113,13 +113,13 @@ class Attempt:
         self._begun[name] = max(step, self._begun[name])
 
     def allow(self, name: str, step: int) -> None:
-        """Write ahead that steps up to `step` of a release may be taken; no more than there are.
+        """Write ahead that steps up to `step` of a release may be taken, and the rest of its round.
 
         Raises:
             PrivacyRefused: a later attempt of the run has begun, or this one has ended.
             TamperedLedger: see `Ledger`.
         """
-        ahead = self._ahead | {name: min(step, self._releases[name].spec.steps)}
+        ahead = self._ahead | {name: self._releases[name].spec.round_end(step)}
         with self._ledger.transaction() as transaction:
             if not self._is_last(transaction.entries):
                 raise PrivacyRefused("this run goes on in another process, or has ended; nothing more is released here")
@@ -167,7 +167,7 @@ class Attempt:
         releases = spent_by(self._releases.values(), self._starts, until)
         this = (self._dataset, self._run, self.number)
         own = [entry for entry in transaction.entries if (entry.dataset, entry.run, entry.attempt) == this]
-        check_rise(own, kind, releases)
+        check_rise(own, kind, releases, {name: release.spec.band for name, release in self._releases.items()})
         transaction.charge(
             kind,
             self._dataset,
@@ -185,13 +185,19 @@ def spent_by(releases: Iterable[Release], start: Mapping[str, int], until: Mappi
     return [part for part in parts if not isinstance(part.dp_event, NoOpDpEvent)]
 
 
-def check_rise(own: Sequence[Entry], kind: Literal["spend", "settle"], releases: Sequence[Spent]) -> None:
+def check_rise(
+    own: Sequence[Entry],
+    kind: Literal["spend", "settle"],
+    releases: Sequence[Spent],
+    bands: Mapping[str, int] | None = None,
+) -> None:
     """Check a new line of an attempt against its earlier ones: what it is charged for only rises.
 
     Args:
         own: its lines, the reserve line first.
         kind: of the new line.
         releases: of the new line.
+        bands: of each release, by name: so many steps of a checkpoint are one in the event; default: 1.
 
     Raises:
         PrivacyRefused: it would charge more than was reserved, or less than the lines before prove.
@@ -207,6 +213,6 @@ def check_rise(own: Sequence[Entry], kind: Literal["spend", "settle"], releases:
         taken: dict[str, int] = {}
         for place in (place for line in own[1:] for place in line.checkpoints):
             taken[place.name] = max(taken.get(place.name, 0), place.step - starts.get(place.name, 0))
-        least = {key: taken.get(key[0], 0) for key in begun}
+        least = {key: -(-taken.get(key[0], 0) // (bands or {}).get(key[0], 1)) for key in begun}
     if any(new.get(key, 0) < steps for key, steps in least.items()):
         raise PrivacyRefused("less would be charged than was released; the charge stays as it is")

@@ -185,6 +185,9 @@ def calibrate(
     if group_size > 1 and unit == ONE_PERSON:
         problem = "is for guarantees of single images, and here the unit is a person already; leave it at 1"
         raise InputError("private.group_size", problem, group_size)
+    if group_size > 1 and any(isinstance(spec, DpSgdSpec) and spec.band > 1 for spec in specs):
+        problem = "cannot be told with private.noise_band above 1; make the unit a person, or leave one of them at 1"
+        raise InputError("private.group_size", problem, group_size)
     if group_size > size:
         raise InputError("private.group_size", f"is larger than the private set of {size} images", group_size)
     noise = {spec.name: _alone(spec, epsilon * spec.share, delta) for spec in specs if spec.share is not None}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from rapid.dp.correlation import Correlation, coefficients, deal
 from rapid.dp.gradients import BookKeeper
 from rapid.dp.padding import PaddedBatch, pad, padded_size
 from rapid.dp.randomness import Randomness
@@ -31,7 +33,8 @@ class PrivateMechanism:
     on a Poisson sample of rate sample_rate. Everything that `losses` does with an example (retrieval included) happens
     before the clipping. Sums are float64; the noisy sum is rounded to a public grid (see `rapid.dp.noise`), and only
     then it becomes float32. The guarantee holds for any number of ranks: independent samples of the ranks' parts form a
-    sample of the whole, the sums add up, and each element of the sum gets its noise from exactly one rank.
+    sample of the whole, the sums add up, and each element of the sum gets its noise from exactly one rank. With a band
+    the noise is correlated: `rapid.dp.correlation` has the guarantee.
 
     | case                     | what happens                                              |
     |--------------------------|-----------------------------------------------------------|
@@ -46,13 +49,13 @@ class PrivateMechanism:
         losses: see `Losses`; its indices are positions in this rank's part, `ranks.part(dataset_size)`.
         physical_batch: losses in memory at a time; never changes what is released.
         autocast: run the network in bfloat16; norms, sums and noise stay float64.
-        steps_taken: steps of an earlier run that this one resumes.
+        steps_taken: steps of an earlier run that this one resumes; with a band, whole rounds.
         ranks: the processes that share the work.
         randomness: of batches and noise, by default the stream cipher.
         pad_batches: compute as many gradients in each step, whatever is drawn; see `rapid.dp.padding`.
 
     Raises:
-        ValueError: the release is a query.
+        ValueError: the release is a query, or `steps_taken` ends within a round.
     """
 
     def __init__(
@@ -82,6 +85,13 @@ class PrivateMechanism:
         self._examples = len(self._ranks.part(self._spec.dataset_size))
         self._randomness = randomness or Randomness()
         self._pad_batches = pad_batches
+        self._correlation: Correlation | None = None
+        if (band := self._spec.band) > 1:
+            if self._spec.round_end(steps_taken) != steps_taken:
+                raise ValueError(f"{steps_taken} steps are no whole rounds of {band}")
+            # the first rank's: on another kind of CPU they may differ in the last digit
+            self._correlation = Correlation(self._ranks.broadcast(coefficients(band, self._spec.steps)))
+            self._groups = deal(self._examples, band, self._randomness)
 
     @property
     def steps_taken(self) -> int:
@@ -106,20 +116,32 @@ class PrivateMechanism:
         total = self._clipped_sum(*self._padded(self._draw_batch()))
         # the whole sum first: it is rounded together with its noise
         self._ranks.all_reduce(total)
+        if self._correlation is not None:
+            total = self._correlation.encode(total)
         self._add_noise(total)
         # exact: each number is zero on all ranks but one
         self._ranks.all_reduce(total)
+        if self._correlation is not None:
+            total = self._correlation.decode(total)
         return self._split(total.div_(self._spec.expected_batch).float())
 
     def _draw_batch(self) -> Tensor:
-        """Poisson sample of this rank's part: each position independently with probability sample_rate; int64 (n,)."""
-        return (self._randomness.uniform(self._examples) <= self._spec.sample_rate).nonzero().flatten()
+        """Poisson sample of this rank's part: each position independently with probability sample_rate; int64 (n,).
+
+        With a band, of the group whose turn it is.
+        """
+        drawn = self._randomness.uniform(self._examples) <= self._spec.sample_rate
+        if self._correlation is not None:
+            drawn &= self._groups == (self._steps_taken - 1) % self._spec.band
+        return drawn.nonzero().flatten()
 
     def _padded(self, indices: Tensor) -> PaddedBatch:
         """The batch with its padding, if there is any."""
         if not self._pad_batches:
             return PaddedBatch(indices, torch.ones(len(indices), dtype=torch.bool))
-        size = padded_size(self._examples, self._spec.sample_rate, self._piece)
+        # with a band one group of several is drawn from
+        group = math.ceil(self._examples / self._spec.band)
+        size = padded_size(group, self._spec.sample_rate, self._piece)
         return pad(indices, self._examples, size, self._piece, self._randomness)
 
     @property

@@ -39,12 +39,13 @@ class Proposal:
         """The numbers of the main release by name."""
         main = self.budget.main
         spec = main.spec
-        batch = round(spec.sample_rate * spec.dataset_size)
+        rate = spec.sample_rate / spec.band
+        batch = round(rate * spec.dataset_size)
         row: dict[str, Any] = {
             "epsilon_wanted": self.epsilon_wanted,
             "expected_batch": batch,
             "steps": spec.steps,
-            "epochs": spec.sample_rate * spec.steps,
+            "epochs": rate * spec.steps,
             "noise_multiplier": main.noise_multiplier,
             "epsilon_prv": self.budget.spent,
             "epsilon_rdp": self.budget.spent_rdp,
@@ -65,7 +66,7 @@ def choices(settings: DpSgdSettings, size: int, batches: Sequence[int], steps: S
 
     Args:
         settings: missing values follow from its expected batch and steps, at equal gradient computations.
-        size: N; default batches do not exceed it.
+        size: N; default batches do not exceed it, all batches of a noise band together.
         batches: expected batches to try.
         steps: numbers of steps to try, each with each of `batches`, if there are any.
 
@@ -74,10 +75,10 @@ def choices(settings: DpSgdSettings, size: int, batches: Sequence[int], steps: S
     """
     if batches and steps:
         return sorted({(batch, count) for batch in batches for count in steps})
-    work = settings.expected_batch * settings.steps
+    work, largest = settings.expected_batch * settings.steps, size // settings.noise_band
     if steps:
-        return sorted({(max(1, min(size, round(work / count))), count) for count in steps})
-    chosen = batches or [max(1, min(size, round(settings.expected_batch * scale))) for scale in SCALES]
+        return sorted({(max(1, min(largest, round(work / count))), count) for count in steps})
+    chosen = batches or [max(1, min(largest, round(settings.expected_batch * scale))) for scale in SCALES]
     return sorted({(batch, max(1, round(work / batch))) for batch in chosen})
 
 

@@ -32,6 +32,7 @@ class ReleaseCheckpoint(Checkpoint):
         super().__init__(folder.checkpoint(release.name), interval)
         self._numbers = release.model_dump(mode="json")
         self._name, self._steps, self._attempt = release.name, release.spec.steps, attempt
+        self._round_end = release.spec.round_end
         self._steps_saved = 0 if attempt is None else attempt.begun(release.name)
 
     def save(self, state: dict[str, Any]) -> None:
@@ -79,7 +80,8 @@ class ReleaseCheckpoint(Checkpoint):
         state = self.load()
         if state is None:
             return Saved(self._name, 0, "")
-        step = state.get("step")
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= self._steps:
+        step: Any = state.get("step")
+        counted = isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= self._steps
+        if not counted or self._round_end(step) != step:
             raise InputError("resume", f"{self.path} is no checkpoint of this run; remove it to take its steps again")
         return Saved(self._name, step, content_hash(self.path))

@@ -7,11 +7,12 @@ A spec holds the public numbers of a release except its noise; `rapid.dp.budget.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from dp_accounting import DpEvent
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from rapid.dp.correlation import noise_factor
 from rapid.dp.events import dp_sgd_event, gaussian_event
 from rapid.errors import InputError
 from rapid.rounding import rounded_down
@@ -56,6 +57,8 @@ class DpSgdSpec(_Spec):
         steps: number of steps.
         clip_norm: C, largest l2 norm of an example's gradient.
         multiplicity: K draws of an example are averaged before clipping, at no privacy cost.
+        band: b; noise is correlated over b steps, and images are dealt into b groups that take turns: see
+            `rapid.dp.correlation`. 1: independent noise.
     """
 
     kind: Literal["dp-sgd"] = "dp-sgd"
@@ -64,12 +67,23 @@ class DpSgdSpec(_Spec):
     steps: int = Field(ge=1)
     clip_norm: float = Field(ge=MIN_SENSITIVITY)
     multiplicity: int = Field(1, ge=1)
+    band: int = Field(1, ge=1)
 
     @model_validator(mode="after")
     def _batch_fits(self) -> Self:
         if self.expected_batch > self.dataset_size:
             raise ValueError("expected_batch must be at most dataset_size")
+        if self.band * self.expected_batch > self.dataset_size:
+            raise ValueError("band * expected_batch must be at most dataset_size")
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the default band, which the records of earlier versions do not name."""
+        found: dict[str, Any] = handler(self)
+        if self.band == 1:
+            found.pop("band", None)
+        return found
 
     @property
     def sensitivity(self) -> float:
@@ -78,8 +92,8 @@ class DpSgdSpec(_Spec):
 
     @property
     def sample_rate(self) -> float:
-        """Probability that an image is in a batch."""
-        return self.expected_batch / self.dataset_size
+        """Probability that an image is in a batch; with a band, in one of its group, which every b-th batch is."""
+        return self.band * self.expected_batch / self.dataset_size
 
     @property
     def gradient_computations(self) -> int:
@@ -87,8 +101,13 @@ class DpSgdSpec(_Spec):
         return self.expected_batch * self.steps * self.multiplicity
 
     def event(self, noise_multiplier: float, steps: int | None = None) -> DpEvent:
-        """The event of `steps` steps (default: all)."""
-        return dp_sgd_event(noise_multiplier, self.sample_rate, self.steps if steps is None else steps)
+        """The event of `steps` consecutive steps (default: all), in which an image has ceil(steps / band) turns."""
+        turns = -(-(self.steps if steps is None else steps) // self.band)
+        return dp_sgd_event(noise_multiplier, self.sample_rate, turns)
+
+    def round_end(self, step: int) -> int:
+        """The number of steps when the round of `band` steps ends to which `step` steps lead: at least `step`."""
+        return min(self.steps, -(-step // self.band) * self.band)
 
 
 class QuerySpec(_Spec):
@@ -118,6 +137,15 @@ class QuerySpec(_Spec):
     def sample_rate(self) -> float:
         """1: all images take part."""
         return 1.0
+
+    @property
+    def band(self) -> int:
+        """1: there is one step, so no noise is correlated."""
+        return 1
+
+    def round_end(self, step: int) -> int:
+        """The step itself."""
+        return min(self.steps, step)
 
     def event(self, noise_multiplier: float, steps: int | None = None) -> DpEvent:
         """The event of the query; an empty one for `steps` 0."""
@@ -158,11 +186,11 @@ class Release(BaseModel):
         """Signal-to-noise ratio of one step: the norm of an expected batch's sum if all its clipped gradients agree,
         over that of the noise.
 
-        It is an upper bound, reached where the gradients are clipped and point the same way. Averages over n steps have
-        sqrt(n) times this.
+        It is an upper bound, reached where the gradients are clipped and point the same way. Averages over all n steps
+        have sqrt(n) times this; with correlated noise, this is what they have over sqrt(n).
         """
-        noise = self.noise_multiplier * math.sqrt(parameters)
-        examples = self.spec.sample_rate * self.spec.dataset_size
+        noise = self.noise_multiplier * math.sqrt(parameters) * noise_factor(self.spec.band, self.spec.steps)
+        examples = self.spec.sample_rate * self.spec.dataset_size / self.spec.band
         return examples / noise if noise else math.inf
 
 

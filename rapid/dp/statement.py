@@ -118,11 +118,15 @@ def _numbers(release: Release, unit: str) -> dict[str, Any]:
         # of a person, `multiplicity` random images are averaged
         clipped = "sampled and clipped per person" if unit == ONE_PERSON else "per-example clipped"
         mechanism = f"DP-SGD: {batch}, {clipped}, Gaussian noise"
+        if spec.band > 1:
+            mechanism += f" correlated over {spec.band} steps (DP-BandMF), with a turn in every {spec.band}th batch"
         own: dict[str, Any] = {
             "expected_batch": spec.expected_batch,
             "clip_norm": spec.clip_norm,
             "multiplicity": spec.multiplicity,
         }
+        if spec.band > 1:
+            own["noise_band"] = spec.band
     else:
         mechanism, own = f"{spec.kind} with Gaussian noise, once", {"clip_norm": spec.sensitivity}
     common = {

@@ -83,6 +83,7 @@ class Trainer:
         checkpoint: Checkpoint | None = None,
         between_steps: Callable[[int], None] | None = None,
         shown: bool = True,
+        pause_every: int = 1,
     ) -> None:
         """Take the remaining steps up to `steps`, then put the averaged weights into the network.
 
@@ -93,6 +94,7 @@ class Trainer:
             checkpoint: where the state is saved; None: nowhere.
             between_steps: called after each step with the number of steps done, such as a GAN's generator step.
             shown: whether progress is shown.
+            pause_every: the training stops, and its state is saved, only after a multiple of so many steps.
 
         Raises:
             Stopped: a stop was requested; the state after the last whole step is saved.
@@ -105,7 +107,8 @@ class Trainer:
         with Progress(title, steps, done=self.steps_done, shown=shown) as progress:
             while self.steps_done < steps:
                 try:
-                    check_stop()
+                    if self.steps_done % pause_every == 0:
+                        check_stop()
                 except Stopped:
                     save()
                     raise
@@ -114,7 +117,7 @@ class Trainer:
                     between_steps(self.steps_done)
                 release()
                 progress.advance()
-                if checkpoint is not None:
+                if checkpoint is not None and self.steps_done % pause_every == 0:
                     checkpoint.save_if_due(self.state_dict)
         save()
         self.use_average()

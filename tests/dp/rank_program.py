@@ -79,6 +79,12 @@ def disagreement(ranks: Ranks) -> str:
     return ""
 
 
+def banded(ranks: Ranks) -> Tensor:
+    """Estimates of steps with correlated noise and nothing else, float (6, d)."""
+    silent = mechanism(release(steps=6, band=3), ranks, 0.0)
+    return torch.stack([torch.cat([part.flatten() for part in silent.gradient()]) for _ in range(6)])
+
+
 def counts(ranks: Ranks) -> list[float]:
     """Noisy sums of 1000 examples of the first rank and one more of each other."""
     count = Release(spec=QuerySpec(name="many", kind="count", dataset_size=5000), noise_multiplier=100.0)
@@ -139,6 +145,7 @@ def main(out: Path) -> None:
             "noise": [torch.cat([g.flatten() for g in silent.gradient()]) for _ in range(20)],
             "lonely": [torch.cat([g.flatten() for g in lonely.gradient()]) for _ in range(3)],
             "lonely steps": lonely.steps_taken,
+            "banded": banded(ranks),
             "counts": counts(ranks),
             "queries": queries(ranks, out / "run"),
             "failure": [failure(ranks, rank) for rank in range(ranks.count)],

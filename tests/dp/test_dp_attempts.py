@@ -100,6 +100,62 @@ def test_a_run_that_is_left_alone_is_charged_once(run: Run) -> None:
     assert run.charged() == {"many": 1, "network": STEPS}
 
 
+def banded(folder: Path, steps: int = 8, band: int = 3) -> Run:
+    """A run whose noise is correlated; its rounds have `band` steps."""
+    spec = TRAINING.spec.model_copy(update={"band": band, "steps": steps})
+    return Run(folder, BUDGET.model_copy(update={"releases": (COUNT, TRAINING.model_copy(update={"spec": spec}))}))
+
+
+def test_a_band_is_charged_round_by_round(tmp_path: Path) -> None:
+    """Each start goes on with a new round, so that all of them together are charged as one run: ceil(8 / 3) rounds."""
+    run = banded(tmp_path)
+    # within the first round, at the end of the second, and within it again: the stop is heeded between rounds only
+    for stop, rounds in ((2, 1), (6, 2)):
+        run.until(stop)
+        assert run.charged() == {"many": 1, "network": rounds}
+        assert torch.load(run.checkpoint())["step"] == 3 * rounds
+    run.go()
+    assert run.charged() == {"many": 1, "network": 3}
+    assert [line.kind for line in run.ledger.entries()].count("settle") == 3
+
+
+def test_a_stop_waits_for_the_end_of_the_round(tmp_path: Path) -> None:
+    run, seen = banded(tmp_path), []
+
+    def ask(done: int) -> None:
+        seen.append(done)
+        if done == 4:
+            request_stop()
+
+    with stop_on_signal(), pytest.raises(Stopped):
+        run.go(ask)
+    assert seen == [1, 2, 3, 4, 5, 6]
+    state = torch.load(run.checkpoint())
+    assert state["step"] == 6
+    # no sum without noise, and no estimate either
+    assert set(state) == {"step", "network", "optimizer", "scheduler", "release"}
+    assert run.charged() == {"many": 1, "network": 2}
+
+
+def test_a_crash_within_a_round_costs_that_round_twice(tmp_path: Path) -> None:
+    run = banded(tmp_path)
+    run.until(5, RuntimeError("crash"))
+    assert torch.load(run.checkpoint())["step"] == 3
+    # until it is resumed, all of it
+    assert run.charged() == {"many": 1, "network": 3}
+    run.go()
+    assert run.charged() == {"many": 1, "network": 4}
+
+
+def test_a_checkpoint_within_a_round_is_none_of_the_run(tmp_path: Path) -> None:
+    run = banded(tmp_path)
+    run.until(3)
+    state = torch.load(run.checkpoint())
+    torch.save(state | {"step": 4}, run.checkpoint())
+    with pytest.raises(InputError, match="is no checkpoint of this run"):
+        run.go()
+
+
 def test_models_of_the_same_run_are_charged_one_by_one(run: Run) -> None:
     """The result is kept, and the run is taken again with what is left of its folder."""
     counts = {run.go() for _ in range(3)}

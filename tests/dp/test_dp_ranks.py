@@ -23,6 +23,7 @@ from tests_process import Program
 
 from rapid.bundle import Bundle
 from rapid.dp import PublicFacts, Ranks, calibrate, default_delta
+from rapid.dp.correlation import coefficients
 from rapid.methods import apply_overrides
 from rapid.methods.rapid.private_stage import releases
 from rapid.methods.rapid.settings import RapidSettings
@@ -104,6 +105,15 @@ def test_noise_is_added_exactly_once(results: list[Result]) -> None:
     assert stats.kstest(noise, "norm").pvalue > 1e-5
     steps = torch.stack(results[0]["noise"]).double()
     assert torch.corrcoef(steps).fill_diagonal_(0).abs().max() < 0.2
+
+
+def test_correlated_noise_is_the_same_on_all_ranks(results: list[Result]) -> None:
+    assert torch.equal(results[0]["banded"], results[1]["banded"])
+    rows, chosen = results[0]["banded"].double() * 10, coefficients(3, 6)
+    # encoded again it is white: each number has its noise from exactly one rank
+    white = sum(c * torch.cat([torch.zeros(j, rows.shape[1]), rows[: 6 - j]]) for j, c in enumerate(chosen))
+    assert stats.kstest(white.flatten().numpy(), "norm").pvalue > 1e-5
+    assert torch.corrcoef(white).fill_diagonal_(0).abs().max() < 0.2
 
 
 def test_counts_of_the_ranks_add_up_with_noise_once(results: list[Result]) -> None:

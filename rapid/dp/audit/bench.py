@@ -71,8 +71,9 @@ class Bench:
         steps: of the release.
         noise_multiplier: of the release.
         examples: N; example i is canary `canaries[i]`, at first i modulo the number of canaries.
-        expected_batch: B; by default N, so that every example is in every batch.
+        expected_batch: B; by default N / band, so that every example is in every batch, or in each of its turns.
         steps_taken: steps of an earlier run that this one resumes.
+        band: of the release.
         ranks: the processes that share the work.
     """
 
@@ -86,6 +87,7 @@ class Bench:
         examples: int | None = None,
         expected_batch: int | None = None,
         steps_taken: int = 0,
+        band: int = 1,
         ranks: Ranks | None = None,
     ) -> None:
         count = examples or subject.count
@@ -94,10 +96,11 @@ class Bench:
         spec = DpSgdSpec(
             name="audit",
             dataset_size=count,
-            expected_batch=expected_batch or count,
+            expected_batch=expected_batch or count // band,
             steps=steps,
             clip_norm=subject.clip_norm,
             multiplicity=subject.multiplicity,
+            band=band,
         )
         self.release = Release(spec=spec, noise_multiplier=noise_multiplier)
         ranks = ranks or Ranks()

@@ -104,10 +104,17 @@ def _shift(bench: Bench, examples: Sequence[int], weight: float, quiet: float) -
     bench.weights[chosen] = 0.0
     absent = bench.step()
     bench.weights[chosen] = GAIN
-    return _excess(present - absent, len(chosen), quiet)
+    return excess(present - absent, len(chosen), quiet)
 
 
-def _excess(difference: Tensor, examples: int, quiet: float) -> tuple[float, float]:
+def excess(difference: Tensor, examples: int, quiet: float) -> tuple[float, float]:
+    """P-value of the norm of a difference between two quiet releases, and how far it is without noise, an example.
+
+    Args:
+        difference: float64 (d,), in clip norms.
+        examples: n; the difference is claimed to be at most n clip norms.
+        quiet: standard deviation of the noise of each release.
+    """
     stat, size = float(difference.norm()), len(difference)
     if not math.isfinite(stat):
         return 0.0, stat

@@ -18,6 +18,7 @@ import torch
 
 from rapid.dp.access import PrivateAccess
 from rapid.dp.audit.bench import Bench, Build, Subject, every_rule
+from rapid.dp.audit.correlation import band_findings
 from rapid.dp.audit.findings import Finding, StepAudit, certain
 from rapid.dp.audit.noise import noise_findings
 from rapid.dp.audit.queries import OpenAccess, query_findings
@@ -41,6 +42,7 @@ def audit_steps(
     build: Build = PrivateMechanism,
     access: OpenAccess = PrivateAccess,
     ranks: Ranks | None = None,
+    band: int = 1,
 ) -> StepAudit:
     """Test the steps of a mechanism on the given networks, on one with every layer rule, and the queries.
 
@@ -54,6 +56,7 @@ def audit_steps(
     | a resumed run has fresh noise and no    | noise before and after, and the number of steps            |
     | more steps than planned                 |                                                            |
     | queries: noise and sensitivity          | `queries.query_findings`                                   |
+    | with a band: noise, sensitivity, turns  | `correlation.band_findings`, of the first subject          |
 
     The probability of any alarm is at most `StepAudit.false_alarm` if the claim holds.
 
@@ -64,12 +67,16 @@ def audit_steps(
         build: makes the mechanism; anything but the default is for tests of the audit itself.
         access: opens the images of the queries, likewise.
         ranks: the processes that share the work; each gets the same findings. Queries are audited on one rank only.
+        band: steps over which the noise is correlated, in addition to the tests without.
     """
     begin = time.monotonic()
     found: list[Finding] = []
     for subject in (*subjects, every_rule()):
         found += subject_findings(subject, noise_multiplier, build, ranks)
     found += sampling_findings(sample_rate, build, ranks)
+    if band > 1:
+        noise = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate}
+        found += band_findings(subjects[0], band, **noise, build=build, ranks=ranks)
     if ranks is None or ranks.count == 1:
         found += query_findings(access)
     return StepAudit(tuple(found), time.monotonic() - begin)

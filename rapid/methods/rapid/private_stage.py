@@ -58,6 +58,9 @@ def releases(settings: RapidSettings, facts: PublicFacts, base: Bundle | None) -
         if facts.unit == ONE_PERSON:
             problem += " (people are drawn, not images)"
         raise InputError("private.expected_batch", problem, own.expected_batch)
+    if own.noise_band * own.expected_batch > size:
+        problem = f"times private.expected_batch is more than the {size} {plural(facts.unit)}; make one of them smaller"
+        raise InputError("private.noise_band", problem, own.noise_band)
     specs: list[DpSgdSpec | QuerySpec] = []
     if own.overlap.share > 0:
         specs.append(overlap_spec(size, own.overlap.share, facts.unit))
@@ -73,6 +76,7 @@ def releases(settings: RapidSettings, facts: PublicFacts, base: Bundle | None) -
             steps=own.steps,
             clip_norm=own.clip_norm,
             multiplicity=own.multiplicity,
+            band=own.noise_band,
         )
     )
     return specs
