@@ -104,11 +104,12 @@ def status_of(answer: bytes) -> int:
 
 
 def is_refused(answer: bytes, *statuses: int) -> None:
-    """One JSON object with `detail`, in one chunk or with a length."""
+    """One JSON object with `detail`, or under /v1 `error`, in one chunk or with a length."""
     assert status_of(answer) in statuses, answer[:300]
-    found = re.search(rb'\r\n\r\n(?:[0-9a-f]+\r\n)?(\{"detail":.*?\})', answer, re.S)
+    found = re.search(rb'\r\n\r\n(?:[0-9a-f]+\r\n)?(\{"detail":.*?\}|\{"error":.*?\}\})', answer, re.S)
     assert found, answer[:300]
-    assert isinstance(json.loads(found[1])["detail"], str)
+    content = json.loads(found[1])
+    assert isinstance(content["error"]["message"] if "error" in content else content["detail"], str)
 
 
 @pytest.mark.parametrize(
