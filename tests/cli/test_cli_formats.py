@@ -87,22 +87,6 @@ def test_from_an_imagefolder_and_parquet_to_a_private_bundle(tmp_path: Path, pho
     written = b"".join(path.read_bytes() for path in out.rglob("*") if path.suffix in (".json", ".md", ".pt"))
     shown = (made.stdout + made.stderr).encode()
     assert not re.search(rb"smith|anna|8-bit", written + shown)
-    # grey images fit a base for colour ones; colour images do not fit one for grey
-    grey = run(
-        "train-private", "--base", base, "--private", digits_folder(tmp_path / "digits"), "--epsilon", 5,
-        "--delta", 1e-3, "--ledger", tmp_path / "ledger.jsonl", "--out", tmp_path / "grey", "--set", "private.steps=1",
-    )  # fmt: skip
-    assert grey.returncode == 0, grey.stderr
-
-
-def digits_folder(path: Path) -> Path:
-    """30 grey images with a CSV of labels that declares nothing."""
-    path.mkdir()
-    rng = np.random.default_rng(2)
-    for number in range(30):
-        (path / f"{number}.png").write_bytes(png(rng.integers(0, 256, (28, 28), np.uint8)))
-    (path / "labels.csv").write_text("file,label\n" + "".join(f"{number}.png,{number % 3}\n" for number in range(30)))
-    return path
 
 
 def spoil(case: str, photos: Path, path: Path) -> Path:
