@@ -206,7 +206,7 @@ def _release(subparsers: Subparsers) -> None:
     epsilon = "of the count of near-copies; default and largest: copies.epsilon of the policy"
     release.add_argument("--epsilon", type=float, metavar="E", help=epsilon)
     release.add_argument("--key", type=Path, metavar="FILE.pem", help="private key that signs the report")
-    verify = "check a report with --public-key, and with --model that it is about that bundle"
+    verify = "check a report with --public-key; with --model and --policy, that it is about these"
     release.add_argument("--verify", type=Path, metavar="DIR", help=verify)
     release.add_argument("--public-key", type=Path, metavar="FILE.pub", help="public key of the report's signer")
     new = "make a key: FILE.pem, and the public key FILE.pub"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from rapid.data.classes import read_classes
 from rapid.data.units import PeopleFrom
@@ -13,7 +12,7 @@ from rapid.release.report import JSON, PAGE, SIGNATURE
 from rapid.release.signature import fingerprint
 from rapid.runtime import choose_device
 
-MODES = {"new_key": (), "verify": ("public_key", "model")}
+MODES = {"new_key": (), "verify": ("public_key", "model", "policy")}
 """Flags that go with another mode than the writing of a report."""
 
 
@@ -26,7 +25,7 @@ def release(options: argparse.Namespace) -> None:
         print(f"fingerprint: {fingerprint(read_public_key(public))}")
     elif options.verify is not None:
         _alone(options, "verify")
-        _verify(options.verify, options.public_key, options.model)
+        _verify(options)
     else:
         _decide(options)
 
@@ -72,13 +71,14 @@ def _decide(options: argparse.Namespace) -> None:
     print(f"the policy is met; the report is valid until {report.content['valid_until']}")
 
 
-def _verify(folder: Path, public_key: Path | None, model: Path | None) -> None:
-    if public_key is None:
+def _verify(options: argparse.Namespace) -> None:
+    if options.public_key is None:
         raise InputError("public_key", "is missing; give the .pub file of the signer")
-    key = read_public_key(public_key)
-    found = verify(folder, key, model)
-    print(f"{folder}: genuine, signed with the key {fingerprint(key)}")
-    print(f"the policy is met; valid until {found.valid_until.isoformat()}")
+    key, model = read_public_key(options.public_key), options.model
+    policy = None if options.policy is None else read_policy(options.policy)
+    found = verify(options.verify, key, model, policy)
+    print(f"{options.verify}: genuine, signed with the key {fingerprint(key)}")
+    print(f"{'the' if policy else 'its'} policy is met; valid until {found.valid_until.isoformat()}")
     if model is None:
         print(f"not checked: whether your copy of {found.model} is the model of the report (give --model)")
     else:

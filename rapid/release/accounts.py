@@ -21,7 +21,6 @@ from rapid.dp.events import compose, event_from_json, poisson_gaussian_steps
 from rapid.dp.filter import RenyiFilter
 from rapid.dp.ledger import Entry, Ledger, Limit, Spent, TamperedLedger
 from rapid.dp.randomness import NOISE_SOURCES, Randomness
-from rapid.dp.spending import balance
 from rapid.errors import InputError, RapidError
 from rapid.release.policy import Policy
 from rapid.release.rules import Rule, rule
@@ -196,7 +195,8 @@ class Account:
         """
         entries = ledger.entries()
         runs = tuple(counted(entries, dataset))
-        limit = balance(entries, dataset).limit
+        limits = [Limit(one.epsilon, one.delta) for one in entries if one.kind == "limit" and one.dataset == dataset]
+        limit = limits[-1] if limits else None
         return cls(len(entries), dataset, runs, limit, _run_of(runs, statement))
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ from rapid.release.rules import Rule, rule
 
 MAIN_TESTS = {"noise": "noise: scale", "sensitivity": "one example", "sample rate": "sampling: rate"}
 """Tests whose sharpness is told, by what they look at."""
+SHARP = ("noise", "sensitivity")
+"""Of these, must be sharp; with a sample rate of 1 there is none to test."""
+PART = re.compile(r", (no examples|[0-9]+ examples|resumed)$")
+"""Of the name of a subject: the part of its tests."""
 Json = dict[str, Any]
 
 
@@ -110,11 +115,15 @@ def audit_rule(policy: AuditPolicy, found: Json | None) -> Rule:
     demand = "no test of the mechanism's noise, sensitivity and sampling finds a deviation"
     if found is None:
         return rule("audit", demand, "the audit was not run", None, required=policy.required)
+    blunt = [what for what in SHARP if found["detects"].get(what, math.inf) > policy.max_undetected]
     if found["deviations"]:
         first = found["deviations"][0]
         words = f"{len(found['deviations'])} deviations, the first in '{first['subject']}': {first['test']}"
     elif found["refuted"]:
         words = "the game on canaries refutes its claim"
+    elif blunt:
+        words = f"the tests are too blunt: {', '.join(blunt)} off by {policy.max_undetected:.3g} may go unnoticed"
+        return rule("audit", demand, words, None, required=policy.required)
     else:
         sharp = ", ".join(f"{what} off by {share:.1%}" for what, share in found["detects"].items())
         words = f"none in {found['tests']} tests" + (f", which find {sharp} with 95% power" if sharp else "")
@@ -126,7 +135,7 @@ def _record(steps: StepAudit, source: str) -> Json:
         "source": source,
         "rapid": rapid.__version__,
         "tests": len(steps.findings),
-        "subjects": list(dict.fromkeys(finding.subject for finding in steps.findings)),
+        "subjects": list(dict.fromkeys(PART.sub("", finding.subject) for finding in steps.findings)),
         "false_alarm": steps.false_alarm,
         "smallest_p_value": _finite(min(finding.p_value for finding in steps.findings)),
         "deviations": [

@@ -169,7 +169,7 @@ def _measure(
             "statement": bundle.privacy,
             "recomputed": recomputed.record(),
         },
-        "best_guess": membership.largest_rate(0.5, statement.epsilon, statement.delta),
+        "best_guess": (1 + membership.largest_advantage(statement.epsilon, statement.delta)) / 2,
         "unit_words": statement.unit.removeprefix("one "),
         "counted": plural(statement.unit),
         "ledger": _excerpt(account, policy, statement.delta),
@@ -253,9 +253,14 @@ def _read(request: Request) -> _Inputs:
         None if path is None else _open_images(path, field, bundle)
         for path, field in ((request.members, "members"), (request.non_members, "non_members"))
     )
+    for field, canaries in (("members", members), ("non_members", non_members)):
+        if canaries is not None:
+            membership.check_number(field, len(canaries))
     public = [_open_images(path, "public", bundle, labelled=False).images for path in request.public]
     if not public and non_members is not None:
         public = [non_members.images]
+    if public and request.private is not None:
+        nearness.check_number(sum(map(len, public)), policy.copies.reference_share)
     stored = None if request.private is None else _private(request, statement)
     return _Inputs(
         bundle=bundle,

@@ -120,9 +120,8 @@ def attacks(
     intervals = 2 * len(scores) * len(policy.false_positive_rates)
     confidence = 1 - (1 - policy.confidence) / max(1, intervals)
     for name, (members, others) in scores.items():
-        for field, some in (("members", members), ("non_members", others)):
-            if len(some) < LEAST:
-                raise InputError(field, f"{len(some)} images; give at least {LEAST}, better 1,000")
+        check_number("members", len(members))
+        check_number("non_members", len(others))
         order = np.random.default_rng(0).permutation(len(others))
         lowest = [np.nan_to_num(some.astype(np.float64), nan=-np.inf) for some in (members, others[order])]
         inside, (setting, outside) = lowest[0], np.array_split(lowest[1], 2)
@@ -134,6 +133,16 @@ def attacks(
             allowed = largest_rate(false[2], epsilon, delta)
             found.append(Attack(name, rate, len(inside), len(outside), hits, alarms, true, false, allowed))
     return found
+
+
+def check_number(field: str, count: int) -> None:
+    """Refuse too few canaries.
+
+    Raises:
+        InputError: fewer than `LEAST`.
+    """
+    if count < LEAST:
+        raise InputError(field, f"{count} images; give at least {LEAST}, better 1,000")
 
 
 def membership_rules(
@@ -171,8 +180,8 @@ def membership_rules(
 
 
 def _threshold(scores: Scores, rate: float) -> float:
-    """The least score above which at most a share `rate` of the scores lies."""
-    above = math.floor(rate * len(scores))
+    """A score that another non-member exceeds with probability `rate` at most, or 1 / (n + 1) if that is more."""
+    above = max(0, math.floor(rate * (len(scores) + 1)) - 1)
     return float(np.sort(scores)[len(scores) - above - 1])
 
 

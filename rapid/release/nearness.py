@@ -75,10 +75,7 @@ class Nearness:
         Raises:
             InputError: too few public images.
         """
-        least = math.ceil(1 / share)
-        if len(public) < least:
-            problem = f"{len(public)} images; the distance of near-copies needs {least} or more"
-            raise InputError("public", f"{problem}, or a larger copies.reference_share")
+        check_number(len(public), share)
         with Progress("public images", len(public), "image") as progress:
             found = nearest_images(public, synthetic, device, progress.advance)
         squares = np.sort(np.rint(np.square(found.distances * 255)).astype(np.int64))
@@ -102,6 +99,18 @@ class Nearness:
             squares = norms + other.square().sum(1) - 2 * (own @ other.T)
             near |= (squares <= self.squared).any(1)
         return near.cpu()
+
+
+def check_number(public: int, share: float) -> None:
+    """Refuse too few public images: one of them must be as near as a near-copy.
+
+    Raises:
+        InputError: fewer than 1 / share.
+    """
+    least = math.ceil(1 / share)
+    if public < least:
+        problem = f"{public} images; the distance of near-copies needs {least} or more"
+        raise InputError("public", f"{problem}, or a larger copies.reference_share in the policy")
 
 
 def budget(near: Nearness, facts: PublicFacts, epsilon: float, delta: float) -> Budget:

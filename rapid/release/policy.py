@@ -45,9 +45,11 @@ class AuditPolicy(_Part):
 
     Attributes:
         required: the steps of the mechanism must have been tested, and no test may refute the claim.
+        max_undetected: the tests must find noise and sensitivity that are off by this share, with 95 % power.
     """
 
     required: bool = True
+    max_undetected: Share = 0.1
 
 
 class CopiesPolicy(_Part):

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from rapid.errors import InputError, PrivacyRefused
 from rapid.release.contents import differences
+from rapid.release.policy import Policy
 from rapid.release.report import FORMAT, JSON, PAGE, SIGNATURE, canonical
 from rapid.release.signature import is_signed
 
@@ -32,6 +33,7 @@ class _Report(BaseModel):
     outcome: str
     valid_until: datetime
     model: _Model
+    policy: dict[str, Any]
     page: _Page
     rules: list[dict[str, Any]]
 
@@ -51,13 +53,20 @@ class Verified:
     valid_until: datetime
 
 
-def verify(folder: Path, key: Ed25519PublicKey, model: Path | None = None, now: datetime | None = None) -> Verified:
-    """Check a report: its signature, its page, its outcome, its age, and the bundle's files.
+def verify(
+    folder: Path,
+    key: Ed25519PublicKey,
+    model: Path | None = None,
+    policy: Policy | None = None,
+    now: datetime | None = None,
+) -> Verified:
+    """Check a report: its signature, its page, its outcome, its age, the bundle's files, and its policy.
 
     Args:
         folder: with the report.
         key: of the signer, from a source that is trusted.
         model: the bundle; None leaves it unchecked.
+        policy: by which the report should have been made; None leaves it unchecked.
         now: default: the time of this machine.
 
     Raises:
@@ -85,6 +94,8 @@ def verify(folder: Path, key: Ed25519PublicKey, model: Path | None = None, now: 
         problems.append(f"the report says that the policy is not met: {failed}")
     if (now or datetime.now(UTC)) > report.valid_until:
         problems.append(f"it expired at {report.valid_until.isoformat()}")
+    if policy is not None and report.policy != policy.model_dump(mode="json"):
+        problems.append("it was made by another policy")
     if model is not None:
         problems += _other_bundle(report.model.files, model)
     if problems:
