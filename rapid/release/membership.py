@@ -157,7 +157,8 @@ def membership_rules(
         delta: of the claim.
     """
     within = f"no attack on canaries is better than epsilon {rounded_up(epsilon)} allows"
-    small = f"no attack has an advantage above {policy.max_advantage:g}, with {policy.confidence:.0%} confidence"
+    least = f"with {policy.confidence:.0%} confidence"
+    small = f"no attack has an advantage over guessing above {policy.max_advantage:g}, {least}"
     if isinstance(found, str):
         return [
             rule("membership", within, found, None, required=policy.required),

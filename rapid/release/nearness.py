@@ -230,7 +230,8 @@ def too_blurred(policy: CopiesPolicy, spent: Budget) -> str:
 
 def copies_rule(policy: CopiesPolicy, found: Counted | str, unit: str) -> Rule:
     """Whether few enough private images have a near-copy; text says why it was not counted."""
-    demand = f"at most {policy.max_share:.3g} of the private {plural(unit)} have a near-copy among the synthetic images"
+    share = f"{100 * policy.max_share:.3g}%"
+    demand = f"at most {share} of the private {plural(unit)} have a near-copy among the synthetic images"
     if isinstance(found, str):
         return rule(NAME, demand, found, None, required=policy.required)
     most = largest_count(policy, found.dataset_size)
