@@ -29,6 +29,7 @@ from rapid.dp.ledger import Ledger, Limit, default_path
 from rapid.dp.spending import Charge
 from rapid.errors import InputError, PrivacyRefused
 from rapid.evaluate.neighbours import nearest_images
+from rapid.files import content_hash
 from rapid.methods import find_method, generator_of
 from rapid.methods.base import Inspectable
 from rapid.progress import Progress
@@ -211,6 +212,8 @@ def _count(
                     return f"with the count, all releases together would spend more than {as_typed(most)}"
         book = Ledger(inputs.ledger)
         dataset = book.account(stored.images)
+        if recorded:
+            _check_recorded(folder.checkpoint(nearness.NAME), book, dataset)
         people = "" if stored.units is None else book.assignment(stored.images, stored.units)
         charge = Charge(book, dataset, folder.run_name(dataset, people), Limit(spent.epsilon, spent.delta))
         # without the mark of a new folder, which a refusal would remove
@@ -222,6 +225,18 @@ def _count(
         warnings.warn(f"near-copies were not counted: {error}", stacklevel=2)
         return "the ledger does not admit the count"
     return nearness.Counted.of(count, spent, [statement.tree], policy.copies.confidence)
+
+
+def _check_recorded(file: Path, book: Ledger, dataset: str) -> None:
+    """Check that a recorded count is one that the ledger was charged for, under these images.
+
+    Raises:
+        InputError: it was exchanged, or its run was killed before it settled.
+        TamperedLedger: see `Ledger`.
+    """
+    known = {place.sha256 for entry in book.entries() if entry.dataset == dataset for place in entry.checkpoints}
+    if content_hash(file) not in known:
+        raise InputError("resume", f"{file} is not a count that the ledger knows; remove it to count again")
 
 
 def _read(request: Request) -> _Inputs:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tests_process import run
 
@@ -180,6 +181,20 @@ def test_again_with_resume_costs_nothing(given: Given, passed: Passed, smiths: P
     assert again.returncode == 0, again.stderr
     assert json.loads((passed.out / "report.json").read_text())["copies"] == passed.content["copies"]
     assert balance(ledger.entries(), dataset).epsilon_prv == pytest.approx(before)
+
+
+def test_a_forged_count_is_not_used(
+    given: Given, passed: Passed, smiths: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(passed.out, tmp_path / "report"))
+    # a copy of the folder has the count, too
+    assert main(given.quick(smiths, copy, "--resume")) == 0
+    assert json.loads((copy / "report.json").read_text())["copies"] == passed.content["copies"]
+    file = copy / "checkpoints" / "near-copies.pt"
+    state = torch.load(file)
+    torch.save(state | {"result": torch.zeros(1, dtype=torch.float64)}, file)
+    assert main(given.quick(smiths, copy, "--resume")) == 2
+    assert "is not a count that the ledger knows; remove it to count again" in capfd.readouterr().err
 
 
 def test_a_report_is_checked(given: Given, passed: Passed, tmp_path: Path) -> None:
