@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest, norm
 
@@ -25,6 +25,7 @@ POLICY = MembershipPolicy()
 shares = st.floats(0, 1)
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 400), st.floats(0, 1), st.floats(0.5, 0.9999))
 def test_intervals_are_those_of_scipy(trials: int, share: float, confidence: float) -> None:
     hits = round(share * trials)
@@ -32,6 +33,7 @@ def test_intervals_are_those_of_scipy(trials: int, share: float, confidence: flo
     assert clopper_pearson(hits, trials, confidence) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
+@settings(max_examples=60)
 @given(st.floats(0.05, 8), st.floats(-3, 8), shares)
 def test_no_test_of_the_gaussian_mechanism_exceeds_what_epsilon_allows(mu: float, epsilon: float, f: float) -> None:
     """The best test finds Phi(Phi^-1(f) + mu); delta(epsilon) is that of Balle and Wang 2018, theorem 8."""
@@ -44,6 +46,7 @@ def test_no_test_of_the_gaussian_mechanism_exceeds_what_epsilon_allows(mu: float
     assert largest_rate(tight, epsilon, delta) == pytest.approx(norm.cdf(norm.ppf(tight) + mu), abs=1e-7)
 
 
+@settings(max_examples=40)
 @given(st.floats(0, 50), st.floats(1e-10, 0.5))
 def test_the_largest_advantage_is_that_of_the_best_rates(epsilon: float, delta: float) -> None:
     # the bound has a corner, which is in no grid

@@ -168,7 +168,9 @@ def test_what_the_count_tells() -> None:
         assert told.at_most == max(0, math.ceil(count + 1.6448536 * stddev + 0.5))
         assert copies_rule(policy, told, facts.unit).outcome == outcome
     # 200 private images are too few for this noise: nothing is spent for a count that says nothing
-    few = budget(near, PublicFacts(200, (), (5, 4)), 0.1, 1e-5)
+    spec = spent.main.spec.model_copy(update={"dataset_size": 200})
+    release = spent.main.model_copy(update={"spec": spec})
+    few = spent.model_copy(update={"dataset_size": 200, "releases": (release,)})
     assert "nothing was counted" in too_blurred(policy, few)
     assert copies_rule(policy, "why", facts.unit).stops
     assert not copies_rule(CopiesPolicy(required=False), "why", facts.unit).stops

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rapid.errors import InputError
@@ -80,6 +80,7 @@ def test_files_that_are_no_policy(tmp_path: Path) -> None:
             read_policy(path)
 
 
+@settings(max_examples=30)
 @given(st.floats(1e-9, 1e9))
 def test_numbers_are_read_as_written(tmp_path_factory: pytest.TempPathFactory, number: float) -> None:
     """YAML 1.1 takes 1e-05 for text."""
