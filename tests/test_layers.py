@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = (
-    "cli", "evaluate", "stages", "interop", "methods", "probe", "sampling", "bundle", "dp", "training", "nn",
+    "cli", "release", "evaluate", "stages", "interop", "methods", "probe", "sampling", "bundle", "dp", "training", "nn",
     "diffusion", "data", "config",
 )  # fmt: skip
 """Folders of rapid; each may import those behind it. The single modules of rapid lie below all of them."""

@@ -22,7 +22,7 @@ from subprocess import CompletedProcess, TimeoutExpired
 from types import TracebackType
 from typing import Any, Self
 
-COMMANDS = ("audit", "build", "demo", "evaluate", "generate", "info", "ledger", "serve", "train", "tune")
+COMMANDS = ("audit", "build", "demo", "evaluate", "generate", "info", "ledger", "release", "serve", "train", "tune")
 PARTS = ("generator", "knowledge_base", "private_stage", "public_stage")
 HEAVY = [
     *(f"rapid.cli.{name}" for name in COMMANDS),

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+import rapid
 from rapid.bundle import Bundle
 from rapid.dp.audit import Audit, StepAudit, audit_steps
 from rapid.dp.audit import audit as run_audit
@@ -51,6 +52,7 @@ def audit(options: argparse.Namespace) -> None:
 def _record(game: Audit, steps: StepAudit) -> dict[str, Any]:
     """The fields of the game, and those of the step tests under `step_tests`."""
     return asdict(game) | {
+        "rapid": rapid.__version__,
         "refuted": game.refuted or steps.refuted,
         "conclusive": game.conclusive,
         "canaries_needed": game.canaries_needed,

@@ -18,7 +18,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rapid {rapid.__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in (
-        _build_kb, _plan, _train_private, _tune, _generate, _evaluate, _serve, _token, _info, _ledger, _audit, _demo,
+        _build_kb, _plan, _train_private, _tune, _generate, _evaluate, _serve, _token, _info, _ledger, _audit, _release,
+        _demo,
     ):  # fmt: skip
         add(subparsers)
     return parser
@@ -202,6 +203,43 @@ def _audit(subparsers: Subparsers) -> None:
     audit.add_argument("--require-conclusive", action="store_true", help=strict)
     _json(audit)
     _settings(audit, default_preset=None, shown="demo, or that of --base")
+
+
+def _release(subparsers: Subparsers) -> None:
+    words = "decide by a policy whether a private bundle may be released, and write a signed report; or verify one"
+    release = _command(subparsers, "release", "release:release", words)
+    release.add_argument("--model", type=Path, metavar="DIR", help="private bundle")
+    release.add_argument("--policy", type=Path, metavar="FILE.yaml", help="what it must fulfil")
+    release.add_argument("--out", type=Path, metavar="DIR", help="new folder for the report")
+    private = "the images that it was trained on: for their ledger account, and for the noisy count of near-copies"
+    release.add_argument("--private", type=Path, metavar="PATH", help=private)
+    _private_set(release)
+    _units(release)
+    _ledger_file(release)
+    synthetic = release.add_mutually_exclusive_group()
+    given = "synthetic images of the model; default: they are drawn"
+    synthetic.add_argument("--synthetic", type=Path, metavar="PATH", help=given)
+    drawn = "images to draw; default: copies.min_synthetic of the policy"
+    synthetic.add_argument("--count", type=int, metavar="N", help=drawn)
+    release.add_argument("--seed", type=int, default=0, metavar="S", help="of the drawn images; default: 0")
+    members = "canaries that were among the private images; they are the tester's own, and have no protection here"
+    release.add_argument("--members", type=Path, metavar="PATH", help=members)
+    others = "canaries that were not, chosen at random from the same images"
+    release.add_argument("--non-members", type=Path, metavar="PATH", help=others)
+    public = "images like the private ones, but not private, which set the distance of near-copies; may be repeated; "
+    public += "default: those of --non-members"
+    release.add_argument("--public", type=Path, action="append", default=[], metavar="PATH", help=public)
+    audit = "output of an earlier rapid audit --json; default: an audit is run, which takes some minutes"
+    release.add_argument("--audit", type=Path, metavar="FILE.json", help=audit)
+    epsilon = "of the count of near-copies; default and largest: copies.epsilon of the policy"
+    release.add_argument("--epsilon", type=float, metavar="E", help=epsilon)
+    release.add_argument("--key", type=Path, metavar="FILE.pem", help="private key that signs the report")
+    verify = "check a report with --public-key; with --model and --policy, that it is about these"
+    release.add_argument("--verify", type=Path, metavar="DIR", help=verify)
+    release.add_argument("--public-key", type=Path, metavar="FILE.pub", help="public key of the report's signer")
+    new = "make a key: FILE.pem, and the public key FILE.pub"
+    release.add_argument("--new-key", type=Path, metavar="FILE.pem", help=new)
+    _training(release)
 
 
 def _demo(subparsers: Subparsers) -> None:

@@ -17,6 +17,8 @@ UNDECLARED = (
     "a line, by an array 'classes' in the .npz file, or by a ClassLabel in the Parquet file"
 )
 """Warning about a private set without declared classes."""
+UNDECLARED_NOTE = "The number of classes was taken from the labels, which is not protected."
+"""The same as a note of the privacy statement."""
 
 
 def read_classes(value: str, field: str = "classes") -> tuple[str, ...]:

@@ -53,6 +53,30 @@ def renyi_epsilon(events: Sequence[DpEvent], delta: float) -> float:
     return max(0.0, float(found.min()))
 
 
+def library_epsilon(event: RepeatAndSelectDpEvent, delta: float) -> float:
+    """Epsilon at `delta` of a private selection by dp-accounting, an independent implementation, for comparison.
+
+    It knows no choice among candidates, so it gets each alone, and the largest epsilon is returned: it may be lower
+    than that of the selection, but not higher.
+
+    Args:
+        event: all trials together.
+        delta: in (0, 1).
+    """
+
+    def alone(trial: DpEvent) -> float:
+        accountant = dp_accounting.rdp.RdpAccountant(orders=list(ORDERS))
+        accountant.compose(RepeatAndSelectDpEvent(trial, event.mean, event.shape))
+        return float(accountant.get_epsilon(delta))
+
+    return max(alone(trial) for trial in candidates_of(event))
+
+
+def candidates_of(event: RepeatAndSelectDpEvent) -> tuple[DpEvent, ...]:
+    """The events of which a trial is one."""
+    return event.event.events if isinstance(event.event, OneOfDpEvent) else (event.event,)
+
+
 def divergence_at(event: DpEvent, order: int) -> float:
     """Upper bound on the Renyi divergence of an event at one order, >= 0; infinity if a release has no noise.
 

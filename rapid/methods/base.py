@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rapid.bundle import Bundle, Component
     from rapid.bundle.builder import BundleBuilder
     from rapid.dp.access import PrivateAccess, PublicFacts
+    from rapid.dp.audit import Subject
     from rapid.dp.budget import Budget
     from rapid.dp.releases import DpSgdSpec, QuerySpec
     from rapid.sampling.generator import Generator
@@ -173,3 +174,22 @@ class Method(Protocol[S]):
 
     def generator(self, bundle: Bundle, device: torch.device, generation: SamplingSettings) -> Generator | None:
         """A generator of images, with generation settings of the method's own class; None for a classifier."""
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """What a method can add for `rapid release`; without it, only what all methods share is audited and attacked."""
+
+    def audited(self, bundle: Bundle) -> Sequence[Subject]:
+        """What an audit trains: the networks of a private bundle with the losses of its private stage."""
+
+    def membership_scores(
+        self, bundle: Bundle, images: ImageSet, device: torch.device
+    ) -> Mapping[str, NDArray[np.float64]]:
+        """Scores of images, float64 (n,) by name; high ones suggest that an image was in the private set.
+
+        Args:
+            bundle: the private bundle.
+            images: n images in the form of the bundle; labels are numbers of its classes, or None.
+            device: where to compute.
+        """

@@ -17,7 +17,7 @@ from rapid.bundle import Bundle, BundleConfig, Component, is_finished, write_bun
 from rapid.bundle.card import private_card
 from rapid.config.sections import MethodSettings
 from rapid.data import ImageSet, fit_images, load_images
-from rapid.data.classes import UNDECLARED
+from rapid.data.classes import UNDECLARED, UNDECLARED_NOTE
 from rapid.data.units import ONE_IMAGE, ONE_PERSON, PeopleFrom
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget, calibrate
@@ -306,7 +306,7 @@ def write_model(
     statement |= more or {}
     statement["notes"] = list(run.method.privacy_notes(budget))
     if not run.images.declared:
-        statement["notes"].append("The number of classes was taken from the labels, which is not protected.")
+        statement["notes"].append(UNDECLARED_NOTE)
     config = BundleConfig(
         kind="private",
         method=run.method.name,

@@ -30,7 +30,7 @@ from rapid.data.units import PeopleFrom
 from rapid.dp.access import PrivateAccess
 from rapid.dp.ledger import Ledger, Limit, Spent, default_path
 from rapid.dp.releases import default_delta
-from rapid.dp.selection import SCORE, Selection, calibrate_selection, score_spec
+from rapid.dp.selection import SCORE, TUNE, Selection, calibrate_selection, score_spec
 from rapid.dp.spending import Charge
 from rapid.dp.statement import selection_statement
 from rapid.dp.trials import Trials
@@ -44,8 +44,6 @@ from rapid.stages.private import Json, Prepared, method_and_base, public_request
 from rapid.stopping import check_stop
 from rapid.training import RunFolder
 
-NAME = "tune"
-"""Of the command, and of the release in the ledger."""
 Labeller = Callable[[Tensor], Tensor]
 """Images, uint8 (n, H, W) or (n, H, W, 3) -> scores of the classes, float (n, classes), on the CPU."""
 
@@ -136,7 +134,7 @@ def tune_private_bundle(  # noqa: PLR0913 - each is an argument of the command
         plan = _prepare(opened, load, out, candidates, scoring, epsilon, delta, trials, book)
     planned(plan.selection)
     record = plan.asked | {"selection": plan.selection.model_dump(mode="json")}
-    with scratch_in(out), RunFolder.enter(out, NAME, record, resume=resume) as run_folder:
+    with scratch_in(out), RunFolder.enter(out, TUNE, record, resume=resume) as run_folder:
         name = run_folder.run_name(plan.account, plan.assignment)
         charge = Charge(book, plan.account, name, Limit(plan.selection.epsilon, plan.selection.delta))
         folder = _TrialsFolder(out / "checkpoints" / "trials")
@@ -153,7 +151,7 @@ def _run(
     """Charge everything, take all trials, and release the best."""
     selection = plan.selection
     try:
-        attempt = charge.begin_whole(Spent.of(NAME, selection.event), folder.digest())
+        attempt = charge.begin_whole(Spent.of(TUNE, selection.event), folder.digest())
     except PrivacyRefused:
         run_folder.discard()
         raise

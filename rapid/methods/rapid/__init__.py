@@ -3,7 +3,7 @@
 settings.py       all settings; automatic.py and automatic_private.py choose them
 public_stage.py   the public bundle; networks.py, knowledge_base.py, retrieval.py are its parts
 private_stage.py  releases and private training; objectives.py has the losses `rapid`, `late` and `ldm`
-audited.py        networks and canaries of an audit
+audited.py        networks and canaries of an audit; attacked.py has scores for membership inference
 generator.py      sampling; neighbours.py chooses records of the knowledge base
 """
 
@@ -16,13 +16,16 @@ from rapid.methods.base import Choice, Description, PublicImages, Resources
 from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from rapid.bundle import Bundle, Component
     from rapid.bundle.builder import BundleBuilder
     from rapid.config.sections import SamplingSettings
     from rapid.data import ImageSet
     from rapid.dp.access import PrivateAccess, PublicFacts
+    from rapid.dp.audit import Subject
     from rapid.dp.budget import Budget
     from rapid.dp.releases import DpSgdSpec, QuerySpec
     from rapid.sampling.generator import Generator
@@ -99,6 +102,20 @@ class Rapid:
 
         assert isinstance(generation, GenerationSettings)
         return RapidGenerator(bundle, device, generation)
+
+    def audited(self, bundle: Bundle) -> Sequence[Subject]:
+        """Late steps and probe; see `rapid.methods.base.Inspectable`."""
+        from rapid.methods.rapid.audited import subjects
+
+        return subjects(bundle.settings_as(RapidSettings), bundle)
+
+    def membership_scores(
+        self, bundle: Bundle, images: ImageSet, device: torch.device
+    ) -> Mapping[str, NDArray[np.float64]]:
+        """Losses of the denoiser; see `rapid.methods.base.Inspectable`."""
+        from rapid.methods.rapid.attacked import membership_scores
+
+        return membership_scores(bundle, images, device)
 
 
 METHOD = Rapid()
