@@ -33,6 +33,8 @@ from rapid.rounding import as_typed, rounded_down
 from rapid.training import RunFolder
 
 Json = dict[str, Any]
+OpenAccess = Callable[..., PrivateAccess]
+"""(images, facts, budget, run_folder, device=..., ranks=...) -> access to the images."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     classes: Sequence[str] | None = None,
     show_paths: bool = False,
     people: PeopleFrom | None = None,
+    access: OpenAccess = PrivateAccess,
 ) -> Bundle | None:
     """Run the private stage of a method: the result is (epsilon, delta)-DP with respect to the private images.
 
@@ -86,6 +89,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
             A warning says so if there are none, and the labels decide.
         show_paths: name private files in error messages.
         people: where `private` says whose image each is: the unit is then one person; default: one image.
+        access: opens the images; anything but the default is for audits, on images that are not private.
 
     Returns:
         The finished private bundle; None on all ranks but the first.
@@ -125,7 +129,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
 
         run_folder, charge = ranks.all_or_none(enter)
         if not ranks.broadcast(is_finished(out)):
-            _run(run_folder, mine, budget, device, ranks, charge)
+            _run(run_folder, mine, budget, device, ranks, charge, access)
         elif charge is not None:
             charge.settle_finished()
         if not ranks.first:
@@ -136,14 +140,20 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
 
 
 def _run(
-    run_folder: RunFolder, run: _Prepared, budget: Budget, device: torch.device, ranks: Ranks, charge: Charge | None
+    run_folder: RunFolder,
+    run: _Prepared,
+    budget: Budget,
+    device: torch.device,
+    ranks: Ranks,
+    charge: Charge | None,
+    access: OpenAccess,
 ) -> None:
     """Charge the budget, let the method spend it, and write the bundle; the charge is settled after that."""
     own = _part(run.images, ranks)
-    access = PrivateAccess(own, run.facts, budget, run_folder, device=device, ranks=ranks)
+    opened = access(own, run.facts, budget, run_folder, device=device, ranks=ranks)
     with ExitStack() as stack:
-        ranks.all_or_none(lambda: stack.enter_context(access.charged(charge)))
-        components = run.method.train_private(access, run.base, run.settings)
+        ranks.all_or_none(lambda: stack.enter_context(opened.charged(charge)))
+        components = run.method.train_private(opened, run.base, run.settings)
         if ranks.first:
             _write(run_folder.out, run, budget, components)
 
