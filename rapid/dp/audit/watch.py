@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rapid.dp.audit.adversary import Adversary
 from rapid.dp.audit.evidence import Evidence
+from rapid.dp.gradients.forms import ROUNDING_MARGIN
 from rapid.dp.releases import DpSgdSpec, Release
 from rapid.dp.rows import PrivateTensor, Rows, take
 from rapid.errors import RapidError
@@ -27,7 +28,7 @@ LARGEST = 2 * 10**7
 """Most numbers in the gradients of all canaries from which coins are guessed: of larger ones, the elements in which
 canaries differ most at the first step."""
 SAME = 1e-3
-"""Relative tolerance for a loss that is computed again."""
+"""Relative tolerance for a gradient that is computed again."""
 
 
 class OwnDraws(Protocol):
@@ -40,8 +41,8 @@ class OwnDraws(Protocol):
 class Watch:
     """What a training releases, step by step.
 
-    Gradients are computed anew here, for one canary after the other by plain automatic differentiation, and clipped to
-    the claimed norm. So neither the per-example rules nor the sums of the mechanism are taken on trust.
+    Gradients are computed anew here, for one canary after the other by plain automatic differentiation, and clipped.
+    So neither the per-example rules nor the sums of the mechanism are taken on trust.
 
     Args:
         network: that is trained.
@@ -151,7 +152,7 @@ class Watch:
         flat = torch.cat([(torch.zeros_like(p) if part is None else part).flatten() for part, p in pairs]).double()
         flat /= self._spec.clip_norm
         norm = float(flat.norm())
-        return flat / max(1.0, norm) if math.isfinite(norm) else torch.zeros_like(flat)
+        return flat / max(1.0, norm * (1 + ROUNDING_MARGIN)) if math.isfinite(norm) else torch.zeros_like(flat)
 
     def _choose(self, size: int, most: int) -> Tensor:
         """Positions of the gradient from which coins are guessed: all, or those in which canaries differ most."""
@@ -163,14 +164,13 @@ class Watch:
         return squares.topk(most).indices
 
     def _check_draws(self) -> None:
-        """Check that a loss can be computed again.
+        """Check that a gradient can be computed again.
 
         Raises:
-            RapidError: it has draws of another source.
+            RapidError: its loss has draws of another source.
         """
-        with torch.no_grad():
-            first, again = self._loss(0), self._loss(0)
-        if not torch.allclose(first, again, rtol=SAME, equal_nan=True):
+        first, again = self._gradient(0), self._gradient(0)
+        if float((first - again).norm()) > SAME:
             raise RapidError(
                 f"the losses of '{self._release.name}' cannot be audited: they must take all their draws from the "
                 "access (PrivateAccess.draws)"
