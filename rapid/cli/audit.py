@@ -137,7 +137,7 @@ def _stage_words(found: StageAudit) -> str:
         f"          guesses alone can refute claims below epsilon {found.largest_refutable:.2f}",
         *(f"          of the count '{name}' only the guesses say something" for name in found.counts),
     ]
-    if not found.conclusive:
+    if not found.conclusive and not found.refuted:
         lines.append(f"NOT CONCLUSIVE: {_stage_size(found)}")
     return "\n".join(lines)
 

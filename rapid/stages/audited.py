@@ -10,6 +10,7 @@ import json
 import tempfile
 import time
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -257,9 +258,8 @@ def _canaries_needed(
     evidence: Sequence[Evidence], epsilon: float, delta: float, confidence: float, canaries: int
 ) -> int | None:
     """To within a factor of two, the least number whose bound would refute the claim with half of the noise."""
-    count = canaries
-    while count <= MOST_CANARIES:
-        if bound_if(evidence, delta, confidence, HALF, count / canaries) > epsilon:
-            return count
-        count *= 2
-    return None
+    counts = [canaries << power for power in range(max(1, (MOST_CANARIES // canaries).bit_length()))]
+    least = bisect_left(
+        counts, True, key=lambda count: bound_if(evidence, delta, confidence, HALF, count / canaries) > epsilon
+    )
+    return counts[least] if least < len(counts) else None

@@ -15,7 +15,7 @@ from rapid.dp.audit.guesses import largest_refutable
 from rapid.dp.audit.power import off_by
 from rapid.nn import Denoiser
 
-GAME = ["audit", "--canaries", "100", "--steps", "2"]
+GAME = ["audit", "--canaries", "100", "--steps", "2", "--sample-rate", "1", "--set", "private.physical_batch=64"]
 STAGE = ["audit", "--end-to-end", "--canaries", "40", "--steps", "3", "--sample-rate", "0.25"]
 
 
