@@ -215,7 +215,9 @@ def _sharpness(steps: StepAudit) -> str:
         # few single counts are made: they have the noise of the sums, of which there are many
         listed = [one for one in steps.findings if one.test.endswith(name) and one.subject != "counts"]
         found = [one.detects for one in listed if one.detects]
-        words.append(f"{what} off by {max(found):.1%}")
+        # at sample rate 1 everyone is in every batch, and there is no rate to test
+        if found:
+            words.append(f"{what} off by {max(found):.1%}")
     return f"found with 95% power in every network: {', '.join(words)}"
 
 
