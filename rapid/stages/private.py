@@ -70,7 +70,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     classes: Sequence[str] | None = None,
     show_paths: bool = False,
     people: PeopleFrom | None = None,
-    access: OpenAccess = PrivateAccess,
+    access: OpenAccess | None = None,
 ) -> Bundle | None:
     """Run the private stage of a method: the result is (epsilon, delta)-DP with respect to the private images.
 
@@ -89,7 +89,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
             A warning says so if there are none, and the labels decide.
         show_paths: name private files in error messages.
         people: where `private` says whose image each is: the unit is then one person; default: one image.
-        access: opens the images; anything but the default is for audits, on images that are not private.
+        access: opens the images, by default `PrivateAccess`; another is for audits, on images that are not private.
 
     Returns:
         The finished private bundle; None on all ranks but the first.
@@ -146,11 +146,11 @@ def _run(
     device: torch.device,
     ranks: Ranks,
     charge: Charge | None,
-    access: OpenAccess,
+    access: OpenAccess | None,
 ) -> None:
     """Charge the budget, let the method spend it, and write the bundle; the charge is settled after that."""
     own = _part(run.images, ranks)
-    opened = access(own, run.facts, budget, run_folder, device=device, ranks=ranks)
+    opened = (access or PrivateAccess)(own, run.facts, budget, run_folder, device=device, ranks=ranks)
     with ExitStack() as stack:
         ranks.all_or_none(lambda: stack.enter_context(opened.charged(charge)))
         components = run.method.train_private(opened, run.base, run.settings)

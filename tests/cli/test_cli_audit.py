@@ -14,8 +14,12 @@ from rapid.dp.audit.findings import deviations_needed
 from rapid.dp.audit.guesses import largest_refutable
 from rapid.dp.audit.power import off_by
 from rapid.nn import Denoiser
+from rapid.training.optimizers import select_trainable
 
-GAME = ["audit", "--canaries", "100", "--steps", "2", "--sample-rate", "1", "--set", "private.physical_batch=64"]
+TRAINED = "unet.up_blocks*"
+"""Fewer layers are quicker to audit."""
+GAME = ["audit", "--canaries", "100", "--steps", "2", "--sample-rate", "1", "--set", "private.physical_batch=64",
+        "--set", f"private.trainable=['{TRAINED}']"]  # fmt: skip
 STAGE = ["audit", "--end-to-end", "--canaries", "40", "--steps", "3", "--sample-rate", "0.25"]
 
 
@@ -33,22 +37,15 @@ def test_the_networks_of_a_base_are_audited_and_too_few_canaries_are_no_pass(
     assert record["largest_refutable"] == pytest.approx(largest_refutable(100, 1e-5, 0.95))
     # the power of the test of scale tells how many numbers were looked at: those of this base's denoiser
     network = Bundle.open(public_bundle, "base").component("denoiser", Denoiser).with_classes(10)
-    size = sum(p.numel() for p in network.parameters())
+    select_trainable(network, (TRAINED,))
+    size = sum(p.numel() for p in network.parameters() if p.requires_grad)
     scale = next(
         one
         for one in record["step_tests"]["findings"]
         if (one["subject"], one["test"]) == ("late steps (rapid), no examples", "noise: scale")
     )
-    steps = max(12, -(-(1 << 16) // size))
+    steps = min(128, max(12, -(-(1 << 16) // size)))
     assert scale["detects"] == pytest.approx(deviations_needed() / (2 * steps * size) ** 0.5)
-
-
-def test_a_claim_within_reach_is_conclusive(public_bundle: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    command = [*GAME, "--base", str(public_bundle), "--epsilon", "0.5", "--require-conclusive"]
-    assert main(command) == 0
-    words = capfd.readouterr().out
-    assert "NOT CONCLUSIVE" not in words
-    assert "no deviation found" in words
 
 
 def test_the_whole_stage_says_what_its_size_can_refute(public_bundle: Path, capfd: pytest.CaptureFixture[str]) -> None:
