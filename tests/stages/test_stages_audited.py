@@ -54,21 +54,16 @@ def test_the_true_stage_passes(public_bundle: Path, settings: RapidSettings) -> 
     assert found.canaries_needed is None or found.canaries_needed > CANARIES
 
 
-@pytest.mark.parametrize("factor", [0.5, 0.1])
-def test_too_little_noise_is_found(
-    factor: float, public_bundle: Path, settings: RapidSettings, monkeypatch: pytest.MonkeyPatch
+def test_half_of_the_noise_is_found(
+    public_bundle: Path, settings: RapidSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In all trainings of the stage, however much the claim allows."""
-    monkeypatch.setattr("rapid.dp.access.PrivateMechanism", off_by(noise=factor))
+    monkeypatch.setattr("rapid.dp.access.PrivateMechanism", off_by(noise=0.5))
     found = play(public_bundle, settings)
     assert found.tests.refuted
     assert found.refuted
     scales = {f.subject: f for f in found.tests.deviations if f.test == "noise: scale"}
-    assert {name: f.observed for name, f in scales.items()} == pytest.approx(
-        {"probe": factor, "denoiser": factor}, rel=0.1
-    )
-    if factor < 0.5:
-        assert found.gaussian > CLAIM
+    assert {name: f.observed for name, f in scales.items()} == pytest.approx({"probe": 0.5, "denoiser": 0.5}, rel=0.1)
 
 
 @pytest.mark.parametrize(
