@@ -194,13 +194,19 @@ def _audit(subparsers: Subparsers) -> None:
     audit = _command(subparsers, "audit", "audit:audit", words)
     audit.add_argument("--epsilon", type=float, required=True, metavar="E", help="the claim to test")
     audit.add_argument("--delta", type=float, default=1e-5, metavar="D")
-    audit.add_argument("--canaries", type=int, default=1000, metavar="M")
-    audit.add_argument("--steps", type=int, default=50, metavar="S")
-    audit.add_argument("--sample-rate", type=float, default=0.25, metavar="Q")
+    audit.add_argument("--canaries", type=int, metavar="M", help="default: 1000; with --end-to-end: 200")
+    audit.add_argument("--steps", type=int, default=50, metavar="S", help="of each training; default: 50")
+    audit.add_argument("--sample-rate", type=float, metavar="Q", help="default: 0.25; with --end-to-end: 0.1")
     audit.add_argument("--confidence", type=float, default=0.95, metavar="P")
     audit.add_argument("--base", type=Path, metavar="DIR", help="public bundle: audit the training of its networks")
-    strict = "exit with 1 if the canaries are too few for the game to refute the claim"
+    whole = "run the whole private stage, as train-private does, on canary images instead"
+    audit.add_argument("--end-to-end", action="store_true", help=whole)
+    audit.add_argument("--method", metavar="NAME", help="with --end-to-end: one that needs no --base")
+    canaries = "with --end-to-end: public images that are the canaries, none of which are in --base; default: noise"
+    audit.add_argument("--images", type=Path, metavar="PATH", help=canaries)
+    strict = "exit with 1 if so few canaries could not refute the claim"
     audit.add_argument("--require-conclusive", action="store_true", help=strict)
+    audit.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="with --end-to-end; default: auto")
     _json(audit)
     _settings(audit, default_preset=None, shown="demo, or that of --base")
 

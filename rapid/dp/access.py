@@ -99,6 +99,7 @@ class PrivateAccess:
 
     Attributes:
         images: uint8 (n, H, W) or (n, H, W, 3), on the CPU.
+        draws: secret randomness for draws within losses, such as timesteps.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class PrivateAccess:
         self.budget = budget
         self.device = device
         self.ranks = ranks or Ranks()
+        self.draws = Randomness()
         self.images = PrivateTensor(torch.from_numpy(np.ascontiguousarray(images.images)))
         self._labels = None if images.labels is None else PrivateTensor(torch.from_numpy(images.labels))
         self._units = Units(None if images.units is None else torch.from_numpy(images.units))

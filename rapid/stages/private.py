@@ -35,6 +35,8 @@ from rapid.stages.automatic import AutomaticChoice
 from rapid.training import RunFolder
 
 Json = dict[str, Any]
+OpenAccess = Callable[..., PrivateAccess]
+"""(images, facts, budget, run_folder, device=..., ranks=...) -> access to the images."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     people: PeopleFrom | None = None,
     automatic: AutomaticChoice | None = None,
     label_column: str | None = None,
+    access: OpenAccess | None = None,
 ) -> Bundle | None:
     """Run the private stage of a method: the result is (epsilon, delta)-DP with respect to the private images.
 
@@ -92,6 +95,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
         people: where `private` says whose image each is: the unit is then one person; default: one image.
         automatic: a request that the method chooses what `settings` leaves open, by public facts.
         label_column: see `load_images`.
+        access: opens the images, by default `PrivateAccess`; another is for audits, on images that are not private.
 
     Returns:
         The finished private bundle; None on all ranks but the first.
@@ -133,7 +137,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
 
         run_folder, charge = ranks.all_or_none(enter)
         if not ranks.broadcast(is_finished(out)):
-            _run(run_folder, mine, budget, device, ranks, charge)
+            _run(run_folder, mine, budget, device, ranks, charge, access)
         elif charge is not None:
             charge.settle_finished()
         if not ranks.first:
@@ -144,14 +148,20 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
 
 
 def _run(
-    run_folder: RunFolder, run: Prepared, budget: Budget, device: torch.device, ranks: Ranks, charge: Charge | None
+    run_folder: RunFolder,
+    run: Prepared,
+    budget: Budget,
+    device: torch.device,
+    ranks: Ranks,
+    charge: Charge | None,
+    access: OpenAccess | None,
 ) -> None:
     """Charge the budget, let the method spend it, and write the bundle; the charge is settled after that."""
     own = _part(run.images, ranks)
-    access = PrivateAccess(own, run.facts, budget, run_folder, device=device, ranks=ranks)
+    opened = (access or PrivateAccess)(own, run.facts, budget, run_folder, device=device, ranks=ranks)
     with ExitStack() as stack:
-        ranks.all_or_none(lambda: stack.enter_context(access.charged(charge)))
-        components = run.method.train_private(access, run.base, run.settings)
+        ranks.all_or_none(lambda: stack.enter_context(opened.charged(charge)))
+        components = run.method.train_private(opened, run.base, run.settings)
         if ranks.first:
             write_model(run_folder.out, run, budget, components)
 

@@ -5,6 +5,11 @@ noise.py        scale, shape and independence of noise  guesses.py      from rig
 sensitivity.py  how much an example changes the sum     bench.py        networks and canaries, run step by step
 sampling.py     who is in which batch                   findings.py     results, and the decision from all of them
 queries.py      counts, means and histograms            power.py        how often deviations are found
+
+Of a whole private stage that is run on canaries:
+
+canaries.py     canaries in the place of private images evidence.py     tests of what was released, and a bound
+watch.py        a training, seen step by step           adversary.py    guesses who took part
 """
 
 from rapid.dp.audit.bench import Build, Subject

@@ -15,7 +15,6 @@ from rapid.dp.access import Execution, PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget
 from rapid.dp.overlap import NAME as OVERLAP
 from rapid.dp.overlap import check_overlap, overlap_note, overlap_spec
-from rapid.dp.randomness import Randomness
 from rapid.dp.releases import DpSgdSpec, QuerySpec
 from rapid.errors import InputError
 from rapid.methods.base import Description
@@ -176,7 +175,7 @@ def _train_denoiser(access: PrivateAccess, base: Bundle, settings: RapidSettings
         if access.facts.classes
         else access.map(lambda images: denoiser.null_labels(len(images)), access.images)
     )
-    objective = PrivateObjective(settings, denoiser, _retriever(base, settings, device), Randomness())
+    objective = PrivateObjective(settings, denoiser, _retriever(base, settings, device), access.draws)
     optimizer = build_optimizer(denoiser, own)
     access.train(
         DENOISER,

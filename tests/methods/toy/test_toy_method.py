@@ -164,3 +164,16 @@ def test_wrong_methods_are_refused_in_one_line(
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "m").exists()
+
+
+def test_its_private_stage_is_audited(environment: dict[str, str]) -> None:
+    """Of a mean, noise and sensitivity are tested as for a training."""
+    command = ["audit", "--end-to-end", "--method", "class-means", "--epsilon", 1, "--canaries", 40, "--json"]
+    done = rapid(environment, *command, "--confidence", 0.9999)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["releases"] == ["means"]
+    assert record["counts"] == []
+    assert record["power"]["means"]["noise"] < 0.05
+    tests = {one["test"] for one in record["tests"]["findings"] if one["subject"] == "means"}
+    assert {"noise: scale", "sensitivity: canaries that take part"} <= tests
