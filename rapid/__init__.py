@@ -1,3 +1,3 @@
 """rapid: synthetic images with a differential privacy guarantee."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
