@@ -113,7 +113,8 @@ class PrivateMechanism:
         if self._steps_taken >= self._spec.steps:
             raise PrivacyRefused(f"all {self._spec.steps} planned steps are taken; another would exceed the budget")
         self._steps_taken += 1
-        total = self._clipped_sum(*self._padded(self._draw_batch()))
+        batch = self._draw_batch()
+        total = self._clipped_sum(*self._padded(batch)) if self._pad_batches else self._clipped_sum(batch)
         # the whole sum first: it is rounded together with its noise
         self._ranks.all_reduce(total)
         if self._correlation is not None:
@@ -136,9 +137,7 @@ class PrivateMechanism:
         return drawn.nonzero().flatten()
 
     def _padded(self, indices: Tensor) -> PaddedBatch:
-        """The batch with its padding, if there is any."""
-        if not self._pad_batches:
-            return PaddedBatch(indices, torch.ones(len(indices), dtype=torch.bool))
+        """The batch with its padding."""
         # with a band one group of several is drawn from
         group = math.ceil(self._examples / self._spec.band)
         size = padded_size(group, self._spec.sample_rate, self._piece)

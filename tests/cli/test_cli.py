@@ -163,7 +163,7 @@ def test_generate_and_info(paths: Paths, capfd: pytest.CaptureFixture[str]) -> N
     assert main([*command, "--out", str(folder)]) == 0
     again = load_images(folder, "public")
     assert again.classes == ("3", "7")
-    assert (again.images[:3] == images[::2]).all()
+    assert (again.images == images).all()
     capfd.readouterr()
     assert main(["info", str(paths["private"])]) == 0
     text = capfd.readouterr().out

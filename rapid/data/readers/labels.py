@@ -49,17 +49,23 @@ def from_numbers(
 
 
 def from_values(
-    values: Sequence[Any], names: tuple[str, ...] | None, source: Source, *, called: str = "labels"
+    values: Sequence[Any],
+    names: tuple[str, ...] | None,
+    source: Source,
+    *,
+    called: str = "labels",
+    typed: bool = False,
 ) -> Labels:
     """Labels that are numbers or names, as a column has them.
 
-    Text is a number if all of it is: text is a name if it is among the declared classes.
+    In a format without types, text is a number if all of it is, unless it is among the declared classes.
 
     Args:
         values: N of them, N >= 1; None and empty text are missing labels.
         names: class names of the set that numbers belong to, such as those of a ClassLabel; None: there are none.
         source: the declared classes.
         called: the column, for messages.
+        typed: whether the format tells numbers from text, so that text is always a name.
 
     Raises:
         InputError: a missing label, one of another kind, or one that is not declared.
@@ -74,7 +80,7 @@ def from_values(
     found = [value.strip() for value in values]
     classes = source.classes if source.classes is not None else names
     known = sorted(set(found))
-    is_number = all(name.isascii() and name.isdecimal() for name in known)
+    is_number = not typed and all(name.isascii() and name.isdecimal() for name in known)
     if is_number and (classes is None or not set(known) <= set(classes)):
         return from_numbers(_whole(found, source), names, source, "a name of its classes", called=called)
     own = classes if classes is not None else tuple(known)

@@ -63,7 +63,10 @@ def read_metadata(source: Source) -> Records:
     if not files:
         raise source.error("has no images")
     rows = [row for table in tables for row in table.rows]
-    labels = None if label is None else from_values([row.get(label) for row in rows], None, source)
+    labels = None
+    if label is not None:
+        typed = all(table.path.suffix == ".jsonl" for table in tables)
+        labels = from_values([row.get(label) for row in rows], None, source, typed=typed)
     units = None if people is None else people_of([row.get(people) for row in rows], people)
     images, notes = decode((Encoded(file) for file in files), source)
     if len(tables) > 1:

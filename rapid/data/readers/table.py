@@ -58,7 +58,7 @@ def read_table(source: Source) -> Records:
                 values.extend(batch.column(name).to_pylist())
     if not sum(_opened(parquet, path, source).metadata.num_rows for path in paths):
         raise source.error("has no images")
-    labels = None if label is None else from_values(small[label], classes.get(label), source, called=label)
+    labels = None if label is None else from_values(small[label], classes.get(label), source, called=label, typed=True)
     units = None if people is None else people_of(small[people], people)
 
     def encoded() -> Iterator[Encoded]:
