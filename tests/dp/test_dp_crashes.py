@@ -196,7 +196,7 @@ def test_a_killed_training_always_ends_and_costs_the_same(
         pytest.param(("ledger.py", "charge"), id="nothing-charged"),
         pytest.param(("access.py", "count"), id="nothing-released"),
         pytest.param(("access.py", "train"), id="overlap-counted"),
-        pytest.param(("stages/private.py", "_write"), id="all-released"),
+        pytest.param(("stages/private.py", "write_model"), id="all-released"),
         pytest.param(("files.py", "write_json", "config.json"), id="components-written"),
         pytest.param(("attempts.py", "settle"), id="bundle-finished"),
         pytest.param(("run_folder.py", "leave"), id="settled"),

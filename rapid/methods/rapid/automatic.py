@@ -208,16 +208,16 @@ def _networks(tree: Tree, classes: int, labelled: bool, resources: Resources) ->
         width, step = wider, needed
     steps = int(seconds["denoiser"] / step)
     tree["denoiser"] = _denoiser(width) | {"training": _training(steps, BATCH["denoiser"], 1e-3)}
-    words = [f"denoiser {width} channels, {max(1, steps)} steps"]
+    words = [f"denoiser {width} channels, {tree['denoiser']['training']['steps']} steps"]
     settings = RapidSettings.model_validate(tree)
     if labelled:
         steps = int(seconds["probe"] / _probe_seconds(settings, classes, resources.device))
         tree["probe"]["training"] = _training(min(steps, 6000), BATCH["probe"], 2e-3)
-        words.append(f"probe {min(steps, 6000)} steps")
+        words.append(f"probe {tree['probe']['training']['steps']} steps")
     # a step of the encoder runs the denoiser forward twice
     steps = min(400, int(seconds["encoder"] / (2 * step * BATCH["encoder"] / BATCH["denoiser"])))
     tree["encoder"]["training"] = _training(steps, BATCH["encoder"], 1e-3)
-    words.append(f"encoder {max(1, steps)} steps")
+    words.append(f"encoder {tree['encoder']['training']['steps']} steps")
     return f"networks: {', '.join(words)}; about {resources.minutes:g} min by the measured time of a step"
 
 
