@@ -113,13 +113,15 @@ class Attempt:
         self._begun[name] = max(step, self._begun[name])
 
     def allow(self, name: str, step: int) -> None:
-        """Write ahead that steps up to `step` of a release may be taken, and the rest of its round.
+        """Write ahead that steps up to `step` of a release may be taken, and the rest of its round; what was written
+        before stays allowed.
 
         Raises:
             PrivacyRefused: a later attempt of the run has begun, or this one has ended.
             TamperedLedger: see `Ledger`.
         """
-        ahead = self._ahead | {name: self._releases[name].spec.round_end(step)}
+        # never less than before: a training that has become slower is charged ahead for fewer steps
+        ahead = self._ahead | {name: max(self._ahead[name], self._releases[name].spec.round_end(step))}
         with self._ledger.transaction() as transaction:
             if not self._is_last(transaction.entries):
                 raise PrivacyRefused("this run goes on in another process, or has ended; nothing more is released here")

@@ -9,7 +9,8 @@ what all charges of a data set spend together:
              By Renyi divergences where there is private selection, which has no other accountant.
 
 The first run on a data set has a plan that no result could influence. So it is within the limit also if PRV says so;
-if the filter does not, nothing is admitted after it.
+if the filter does not, no other run is admitted, even if it was stopped early: whether it goes on or another run begins
+would be a choice by its results, which only the filter covers.
 """
 
 from __future__ import annotations
@@ -203,6 +204,9 @@ class Charge:
         self, limit: RenyiFilter, entries: Sequence[Entry], charged: Sequence[Entry], wanted: Sequence[Spent]
     ) -> None:
         events = [*_events(charged), *(release.dp_event for release in wanted)]
+        first = _may_go_on_by_composition(limit, entries, charged)
+        if first is not None and first != self.run:
+            raise PrivacyRefused(_taken(limit))
         if limit.admits(events):
             return
         together = limit.spent(events)
@@ -236,6 +240,17 @@ def _plan(entries: Sequence[Entry], run: str) -> list[Spent] | None:
     return next((list(entry.releases) for entry in entries if entry.run == run and entry.kind == "reserve"), None)
 
 
+def _may_go_on_by_composition(limit: RenyiFilter, entries: Sequence[Entry], charged: Sequence[Entry]) -> str | None:
+    """The one run that was charged, if its whole plan is within the limit by numerical composition alone."""
+    if not charged or limit.delta < MIN_DELTA or not _is_one_plan(entries, charged):
+        return None
+    run = charged[0].run
+    plan = [release.dp_event for release in _plan(entries, run) or ()]
+    if limit.admits(plan) or prv_epsilon(plan, limit.delta) > limit.epsilon * (1 + TOLERANCE):
+        return None
+    return run
+
+
 def _within(plan: Iterable[Spent], releases: Iterable[Spent]) -> bool:
     """Whether the releases are part of a plan: the same mechanisms, and no more steps of any."""
     planned = steps_of(plan)
@@ -260,6 +275,14 @@ def _events(entries: Iterable[Entry]) -> list[DpEvent]:
 
 def _prv_text(events: Sequence[DpEvent], delta: float) -> str:
     return rounded_up(prv_epsilon(events, delta)) if delta >= MIN_DELTA else "unknown"
+
+
+def _taken(limit: RenyiFilter) -> str:
+    return (
+        f"the limit of this data set is epsilon {as_typed(limit.epsilon)} at delta {rounded_up(limit.delta)}, and its "
+        "first run was promised all of it, also if it was stopped; resume that run, or raise the limit by rapid ledger "
+        "limit"
+    )
 
 
 def _refusal(limit: RenyiFilter, spent: float, together: float, composed: str) -> str:

@@ -14,6 +14,8 @@ from torch import Tensor
 from rapid.dp.queries import clipped_rows
 from rapid.dp.randomness import Randomness
 
+PART = 8192
+"""Rows that are clipped at a time."""
 VOTE = 2**24
 """A person's votes in a histogram are whole multiples of 1 / VOTE, so that sums of them are exact."""
 
@@ -77,7 +79,8 @@ class Units:
             flat = rows.detach().cpu().double().reshape(len(rows), math.prod(rows.shape[1:]))
             sums = torch.zeros(len(self._sizes), flat.shape[1], dtype=torch.float64)
             rows = sums.index_add_(0, self._of_row, flat).div_(self._sizes.view(-1, 1))
-        return clipped_rows(rows, bound).sum(0)
+        # in parts, because rows in float64 may be larger than memory; their sums are added pairwise, as torch does
+        return torch.stack([clipped_rows(part, bound).sum(0) for part in rows.split(PART)]).sum(0)
 
     def votes(self, found: Tensor, bins: int) -> Tensor:
         """Votes for each bin, float64 (bins,). One unit has one vote, so it changes them by at most 1 in l2.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -291,6 +292,25 @@ def test_few_lines_are_written_and_few_checkpoints_saved(tmp_path: Path, monkeyp
     assert run.kinds() == ["reserve", "spend", "spend", "spend", "settle"]
     assert [sum(entry.releases[-1].steps.values()) for entry in run.ledger.entries()] == [300, 1, 1, 300, 300]
     assert [path.name for path in saves] == ["many.pt", "network.pt", "network.pt"]
+
+
+def test_a_training_that_becomes_slower_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its first step many are charged ahead; later ones take longer than a checkpoint's interval."""
+    spec = TRAINING.spec.model_copy(update={"steps": 300})
+    longer = BUDGET.model_copy(update={"releases": (COUNT, TRAINING.model_copy(update={"spec": spec}))})
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def slower(step: int) -> None:
+        nonlocal now
+        now += 0.3 if step < 10 else 20.0 if step < 100 else 0.1
+
+    run = Run(tmp_path, longer)
+    run.go(after_step=slower, execution=Execution(checkpoint_seconds=60.0))
+    assert run.charged() == {"many": 1, "network": 300}
+    spends = [entry for entry in run.ledger.entries() if entry.kind == "spend"]
+    ahead = [sum(entry.releases[-1].steps.values()) for entry in spends]
+    assert ahead == sorted(ahead)
 
 
 def test_an_attempt_that_was_superseded_takes_no_more_steps(run: Run) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rapid.dp.accounting import prv_epsilon, single_noise_multiplier
 from rapid.dp.events import dp_sgd_event, gaussian_event
 from rapid.dp.filter import RenyiFilter
-from rapid.dp.ledger import START, Ledger, Limit, Spent, TamperedLedger
+from rapid.dp.ledger import START, Ledger, Limit, Saved, Spent, TamperedLedger
 from rapid.dp.releases import DpSgdSpec, QuerySpec, Release
 from rapid.dp.spending import Balance, Charge, balance, balances, set_limit
 from rapid.errors import InputError, PrivacyRefused
@@ -236,6 +236,30 @@ def test_the_first_run_may_spend_the_limit_and_nothing_comes_after_it(tmp_path: 
     Charge(ledger, "a" * 32, "first", ASKED).begin(gaussian(0.98)).begin("count", 1)
     with pytest.raises(PrivacyRefused):
         Charge(ledger, "a" * 32, "first", ASKED).begin(gaussian(0.98))
+
+
+def trained(sigma: float, rate: float, name: str) -> Release:
+    spec = DpSgdSpec(name=name, dataset_size=1000, expected_batch=round(1000 * rate), steps=1, clip_norm=1.0)
+    return Release(spec=spec, noise_multiplier=sigma)
+
+
+def test_a_first_run_that_was_stopped_leaves_no_choice(tmp_path: Path) -> None:
+    """Its plan fits by numerical composition alone. To begin another run or to go on with it, whichever suits the first
+    result, would have 1.18 times the limit's delta."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    set_limit(ledger, "a" * 32, Limit(1.0, 1.515e-6))
+    plan = [trained(5.343, 1.0, "first"), trained(0.7845, 0.01, "second")]
+    attempt = Charge(ledger, "a" * 32, "one", ASKED).begin(plan)
+    attempt.begin("first", 1)
+    attempt.settle()
+    assert spent(ledger.path).epsilon < 0.8
+    with pytest.raises(PrivacyRefused, match="resume that run, or raise the limit"):
+        Charge(ledger, "a" * 32, "other", ASKED).begin([trained(8.021, 1.0, "first")])
+    starts = {"first": Saved("first", 1, "ab" * 32), "second": Saved("second", 0, "")}
+    Charge(ledger, "a" * 32, "one", ASKED).begin(plan, starts)
+    # a limit whose filter admits the whole plan and the other run leaves the choice
+    set_limit(ledger, "a" * 32, Limit(20.0, 1.515e-6))
+    Charge(ledger, "a" * 32, "other", ASKED).begin([trained(8.021, 1.0, "first")])
 
 
 SPENDER = """

@@ -16,6 +16,8 @@ from rapid.diffusion import Schedule
 from rapid.diffusion.solvers import Solver, early_grid, late_grid
 from rapid.errors import InputError
 from rapid.methods.rapid.knowledge_base import open_knowledge_base, public_denoiser_name
+from rapid.methods.rapid.moments import NAME as MOMENTS
+from rapid.methods.rapid.moments import ClassMoments
 from rapid.methods.rapid.neighbours import ClassRecords, choose_neighbours
 from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
@@ -62,7 +64,7 @@ class RapidGenerator:
     is removed (epsilon scaling; Ning et al., ICLR 2024): a denoiser trained with noise predicts too close to the mean,
     and its images vary too little. With `generation.retrieval` = class there is no query: the record is drawn from the
     public classes that the private probe finds similar to the requested class (see `ClassRecords`), which is
-    post-processing, too.
+    post-processing, too. With `moments` images begin from the released Gaussian of their class (see `ClassMoments`).
 
     Args:
         bundle: a public or a private bundle.
@@ -99,6 +101,7 @@ class RapidGenerator:
         self._probe = None if probe is None or self.settings.attempts == 1 else place(probe, device)
         self._knowledge_base = open_knowledge_base(bundle)
         self._class_records = self._records_by_class(probe)
+        self._moments = self._class_moments()
         self._schedule = Schedule.build(self._bundle_settings.schedule).to(device)
         self.private_from = _highest_private_timestep(bundle, self._bundle_settings)
         from_noise = self.settings.retrieval == "none"
@@ -202,6 +205,12 @@ class RapidGenerator:
             records = self._nearest(streams, query)
         else:
             noise = self._normal(streams)
+            if self._moments is not None:
+                y = None if labels is None else torch.from_numpy(labels).to(self.device)
+                t = torch.full((len(noise),), self.start, device=self.device)
+                return Initialisation(
+                    self._schedule.diffuse(self._moments.sample(y, noise), self._normal(streams), t), None
+                )
             if self._class_records is None:
                 return Initialisation(noise, None)
             # the noise is drawn even if it is not used, so that a seed keeps its images
@@ -256,7 +265,7 @@ class RapidGenerator:
     @property
     def _queries(self) -> bool:
         """Whether early steps make a query."""
-        return self.settings.retrieval != "none" and self._class_records is None
+        return self.settings.retrieval in ("query", "class") and self._class_records is None
 
     def _normal(self, streams: Streams) -> Tensor:
         return torch.from_numpy(normal(streams, self.latent_shape)).to(self.device)
@@ -275,6 +284,19 @@ class RapidGenerator:
 
     def _values(self, records: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(self._knowledge_base.values(records)).to(self.device)
+
+    def _class_moments(self) -> ClassMoments | None:
+        """The moments of the classes, if images begin from them.
+
+        Raises:
+            InputError: the bundle has none.
+        """
+        if self.settings.retrieval != "moments":
+            return None
+        if not self.bundle.has(MOMENTS):
+            problem = "this bundle has no moments (private.moments.share); choose query, class or none"
+            raise InputError("generation.retrieval", problem, "moments")
+        return self.bundle.component(MOMENTS, ClassMoments).to(self.device)
 
     def _records_by_class(self, probe: Probe | None) -> ClassRecords | None:
         """Records by class: in a public bundle from the class itself, else from similar public classes.

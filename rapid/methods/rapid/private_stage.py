@@ -16,13 +16,19 @@ from rapid.dp.budget import Budget
 from rapid.dp.overlap import NAME as OVERLAP
 from rapid.dp.overlap import check_overlap, overlap_note, overlap_spec
 from rapid.dp.releases import DpSgdSpec, QuerySpec
+from rapid.dp.rows import PrivateTensor
 from rapid.errors import InputError
 from rapid.methods.base import Description
 from rapid.methods.rapid.knowledge_base import NAME as KNOWLEDGE_BASE
 from rapid.methods.rapid.knowledge_base import open_knowledge_base
+from rapid.methods.rapid.moments import NAME as MOMENTS
+from rapid.methods.rapid.moments import ClassMoments, moments_spec, release_moments
 from rapid.methods.rapid.objectives import PrivateObjective, Retriever, uses_retrieval
 from rapid.methods.rapid.public_stage import public_facts
 from rapid.methods.rapid.settings import RapidSettings
+from rapid.methods.rapid.subspace import NAME as SUBSPACE
+from rapid.methods.rapid.subspace import Subspace
+from rapid.methods.rapid.warmup import warm_up
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.probe.head import NAME as PROBE
 from rapid.probe.head import probe_spec, train_head
@@ -39,7 +45,7 @@ OBJECTIVES = {
 
 
 def releases(settings: RapidSettings, facts: PublicFacts, base: Bundle | None) -> Sequence[DpSgdSpec | QuerySpec]:
-    """Overlap check, probe and denoiser; the first two only if they are enabled and possible.
+    """Overlap check, probe, moments and denoiser; those before the last only if they are enabled and possible.
 
     Args:
         settings: shares of epsilon, steps, batch, clip norms.
@@ -66,6 +72,8 @@ def releases(settings: RapidSettings, facts: PublicFacts, base: Bundle | None) -
     has_probe = settings.probe.enabled if base is None else base.has(PROBE)
     if has_probe and facts.classes and own.probe.share > 0:
         specs.append(probe_spec(size, own.probe))
+    if own.moments.share > 0:
+        specs.append(moments_spec(own.moments, size))
     specs.append(
         DpSgdSpec(
             name=DENOISER,
@@ -108,7 +116,17 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: RapidSet
             noise_source=own.noise_source,
         )
         components[PROBE] = probe
-    components[DENOISER] = _train_denoiser(access, base, settings, probe)
+    autoencoder = base.component("autoencoder", Autoencoder).to(access.device)
+
+    def encode(images: Tensor) -> Tensor:
+        return autoencoder.encode(to_unit_range(images.numpy(), access.device))
+
+    latents = access.map(encode, access.images, title="latents")
+    moments = None
+    if MOMENTS in access.budget.names:
+        subspace = base.component(SUBSPACE, Subspace).to(access.device)
+        moments = components[MOMENTS] = release_moments(access, latents, subspace, own.moments.covariance)
+    components[DENOISER] = _train_denoiser(access, latents, base, settings, probe, moments)
     return components
 
 
@@ -146,6 +164,9 @@ def _check_base(base: Bundle, settings: RapidSettings, facts: PublicFacts) -> No
     select_trainable(public, settings.private.trainable)
     if settings.private.overlap.share > 0:
         base.component("thumbnails", Thumbnails)
+    if settings.private.moments.share > 0 and not base.has(SUBSPACE):
+        problem = "--base was made without the subspace that moments need; build it again"
+        raise InputError("private.moments.share", problem, settings.private.moments.share)
     if settings.private.neighbours > (records := len(open_knowledge_base(base))):
         raise InputError("private.neighbours", f"--base has {records:,} records", settings.private.neighbours)
 
@@ -156,7 +177,14 @@ def _copied(base: Bundle) -> dict[str, Component]:
     return copied | {"public_denoiser": base.stored(DENOISER)}
 
 
-def _train_denoiser(access: PrivateAccess, base: Bundle, settings: RapidSettings, probe: Probe | None) -> Denoiser:
+def _train_denoiser(
+    access: PrivateAccess,
+    latents: PrivateTensor,
+    base: Bundle,
+    settings: RapidSettings,
+    probe: Probe | None,
+    moments: ClassMoments | None,
+) -> Denoiser:
     """Fine-tune the denoiser. Class embeddings start as blends of the public classes that the probe finds similar."""
     own, device = settings.private, access.device
     public = base.component(DENOISER, Denoiser)
@@ -164,12 +192,9 @@ def _train_denoiser(access: PrivateAccess, base: Bundle, settings: RapidSettings
     if probe is not None:
         denoiser.blend_classes(public, probe.resemblance())
     select_trainable(denoiser, own.trainable)
-    autoencoder = base.component("autoencoder", Autoencoder).to(device)
-
-    def encode(images: Tensor) -> Tensor:
-        return autoencoder.encode(to_unit_range(images.numpy(), device))
-
-    latents = access.map(encode, access.images, title="latents")
+    if moments is not None and access.ranks.first:
+        # the other ranks get the first one's weights when DP-SGD begins
+        warm_up(denoiser, moments.to(device), settings, access.post_processing("warm-up"))
     labels = (
         access.map(lambda numbers: numbers.to(device), access.labels)
         if access.facts.classes

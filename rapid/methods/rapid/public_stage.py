@@ -34,6 +34,8 @@ from rapid.methods.rapid.networks import (
 )
 from rapid.methods.rapid.retrieval import RetrievalAccuracy, measure_retrieval
 from rapid.methods.rapid.settings import RapidSettings
+from rapid.methods.rapid.subspace import NAME as SUBSPACE
+from rapid.methods.rapid.subspace import VIEWS, Subspace, SubspaceRecipe, fit_subspace
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.probe.features import ProbeRecipe, train_features
 from rapid.probe.network import Probe
@@ -63,6 +65,7 @@ def train_public(builder: BundleBuilder, public: PublicImages, settings: RapidSe
     stage = _Stage(builder, public, settings, pre, reference)
     models = stage.networks()
     probe = stage.probe() if settings.probe.enabled and public.images.labels is not None else None
+    stage.subspace(models)
     hashes = {name: builder.hash_of(name) for name in ("autoencoder", "denoiser", "encoder")}
     stage.knowledge_base(models, hashes)
     builder.add("thumbnails", Thumbnails(thumbnails(public.images.images)))
@@ -165,6 +168,20 @@ class _Stage:
             return train_encoder(encoder_recipe, own, autoencoder, denoiser, self.device, state)
 
         return autoencoder, denoiser, make("encoder", TrajectoryEncoder, encoder_recipe, encoder_from).to(self.device)
+
+    def subspace(self, models: Models) -> None:
+        """Make the subspace in which moments of private images can be released."""
+        s = self.settings
+        recipe = SubspaceRecipe(
+            images=self.images_hash,
+            made_from={"autoencoder": self.builder.recipes["autoencoder"]},
+            views=VIEWS,
+            augment=s.augmentations.augment,
+            dimensions=s.subspace.dimensions,
+            latent_shape=s.latent_shape,
+        )
+        shown = self.views(self.pre, VIEWS)
+        self.builder.make(SUBSPACE, Subspace, recipe, lambda state: fit_subspace(recipe, shown, models[0]))
 
     def probe(self) -> Probe:
         """Make the features of the probe."""

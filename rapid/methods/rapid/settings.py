@@ -56,6 +56,24 @@ class KnowledgeBaseSettings(Section):
     batch_size: int = Field(1000, ge=1, description="images encoded at a time")
 
 
+class SubspaceSettings(Section):
+    """The public directions of latents in which the moments of private images are released."""
+
+    dimensions: int = Field(64, ge=1)
+
+
+class MomentsSettings(Section):
+    """Class means and a covariance of private latents, released once; images can begin from them."""
+
+    share: float = Field(0.0, ge=0, lt=1, description="of epsilon that they would spend by themselves; 0: no moments")
+    covariance: Literal["shared", "class"] = Field("shared", description="of all classes together, or of each")
+    warmup: Training = Field(
+        Training(steps=300, batch_size=256, learning_rate=5e-4, ema_decay=0.98),
+        description="training on images drawn from the moments, before DP-SGD, at no privacy cost",
+    )
+    warmup_from: int = Field(300, ge=1, description="lowest timestep of the warm-up: lower ones show what moments lack")
+
+
 class RapidPrivateSettings(DpSgdSettings):
     """The private stage (Algorithm 2)."""
 
@@ -76,6 +94,7 @@ class RapidPrivateSettings(DpSgdSettings):
     label_dropout: float = Field(0.0, ge=0, le=1, description="share of examples trained with the null class")
     probe: PrivateProbeSettings = PrivateProbeSettings()
     overlap: OverlapSettings = OverlapSettings()
+    moments: MomentsSettings = MomentsSettings()
 
 
 class GenerationSettings(SamplingSettings):
@@ -87,10 +106,11 @@ class GenerationSettings(SamplingSettings):
         ge=1,
         description="network calls from T to 0 if nothing were skipped; T // steps apart: a rest makes more of them",
     )
-    retrieval: Literal["query", "class", "none"] = Field(
+    retrieval: Literal["query", "class", "moments", "none"] = Field(
         "query",
         description="how the start of the late steps is found: by a query of step k (the paper), or a record of a "
-        "public class that looks like the wanted one (no early steps; without a probe: query); none: from noise",
+        "public class that looks like the wanted one (no early steps; without a probe: query); moments: drawn from the "
+        "released moments of the wanted class; none: from noise",
     )
     guidance: float = Field(
         1.0, ge=0, description="classifier-free guidance scale, 1 is off; train with label_dropout > 0"
@@ -119,6 +139,7 @@ class RapidSettings(MethodSettings):
         "schedule",
         "autoencoder",
         "denoiser",
+        "subspace",
         "retrieval",
         "encoder",
         "knowledge_base",
@@ -133,6 +154,7 @@ class RapidSettings(MethodSettings):
     schedule: ScheduleSettings = ScheduleSettings()
     autoencoder: AutoencoderSettings = AutoencoderSettings()
     denoiser: DenoiserSettings = DenoiserSettings()
+    subspace: SubspaceSettings = SubspaceSettings()
     retrieval: RetrievalSettings = RetrievalSettings()
     encoder: EncoderSettings = EncoderSettings()
     knowledge_base: KnowledgeBaseSettings = KnowledgeBaseSettings()
@@ -177,7 +199,11 @@ class RapidSettings(MethodSettings):
 
     def for_private_run(self, overrides: Sequence[str]) -> Self:
         """The objective `ldm` trains every timestep, so retrieval need not skip any when sampling."""
-        if self.private.objective != "ldm" or any(o.startswith("generation.retrieval=") for o in overrides):
+        if (
+            self.private.objective != "ldm"
+            or self.generation.retrieval == "moments"
+            or any(o.startswith("generation.retrieval=") for o in overrides)
+        ):
             return self
         tree = self.model_dump(mode="json")
         tree["generation"]["retrieval"] = "none"

@@ -1,0 +1,45 @@
+"""Training of the denoiser on latents drawn from released moments, before DP-SGD: post-processing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rapid.diffusion import Schedule
+from rapid.diffusion.losses import noise_prediction_loss
+from rapid.methods.rapid.moments import ClassMoments
+from rapid.methods.rapid.objectives import trained_timesteps
+from rapid.methods.rapid.settings import RapidSettings
+from rapid.nn import Denoiser
+from rapid.training import Checkpoint
+from rapid.training.public import train
+
+
+def warm_up(denoiser: Denoiser, moments: ClassMoments, settings: RapidSettings, checkpoint: Checkpoint) -> None:
+    """Train the denoiser in place by the plain loss on Gaussian latents, all classes equally often.
+
+    A Gaussian has no detail, so only timesteps from `warmup_from` on are trained, where noise hides what is missing.
+
+    Args:
+        denoiser: of the private classes.
+        moments: of the private classes; on the denoiser's device.
+        settings: of the run.
+        checkpoint: of the training state.
+    """
+    own, device = settings.private.moments, moments.means.device
+    schedule = Schedule.build(settings.schedule).to(device)
+    highest = trained_timesteps(settings)
+    lowest = min(own.warmup_from, highest)
+    labelled = denoiser.num_classes > 0
+
+    def loss(generator: torch.Generator) -> Tensor:
+        count = own.warmup.batch_size
+        noise, eps = torch.randn(2, count, *settings.latent_shape, generator=generator).to(device)
+        t = torch.randint(lowest, highest + 1, (count,), generator=generator).to(device)
+        labels = torch.randint(max(1, denoiser.num_classes), (count,), generator=generator).to(device)
+        x = moments.sample(labels if labelled else None, noise)
+        dropped = torch.rand(count, generator=generator).to(device) < settings.private.label_dropout
+        y = torch.where(dropped, denoiser.num_classes, labels) if labelled else denoiser.null_labels(count)
+        return noise_prediction_loss(denoiser, schedule, x, y, t, eps).mean()
+
+    train("warm-up", denoiser, loss, own.warmup, checkpoint)
