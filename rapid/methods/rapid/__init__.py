@@ -54,7 +54,7 @@ class Rapid:
         """By N and epsilon."""
         from rapid.methods.rapid.automatic_private import choose_private
 
-        return choose_private(facts, epsilon, gradients)
+        return choose_private(settings, facts, epsilon, gradients)
 
     def train_public(self, builder: BundleBuilder, public: PublicImages, settings: RapidSettings) -> Description:
         """Make autoencoder, denoiser, encoder, probe features and knowledge base."""

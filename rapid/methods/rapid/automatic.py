@@ -131,11 +131,12 @@ def _retrieval(latents: Tensor, labels: NDArray[np.int64] | None) -> tuple[Tree,
     diffused to k, and their neighbours among the other half are those that make x_k likeliest.
     """
     without: Tree = {
-        "private": {"objective": "ldm"},
-        "generation": {"sampler": "dpm-solver++", "steps": 10, "retrieval": "none"},
+        "private": {"objective": "late", "start": 700, "moments": {"share": 0.3}},
+        "generation": {"sampler": "dpm-solver++", "steps": 16, "retrieval": "moments", "start": 600},
     }
+    instead = "images begin from released moments instead"
     if labels is None:
-        return without, "retrieval: off; without labels it cannot be tested"
+        return without, f"retrieval: off, {instead}; without labels it cannot be tested"
     own = torch.from_numpy(labels[_order(len(labels))])
     records, queries = latents[::2][:RECORDS], latents[1::2][:QUERIES]
     wanted, classes = own[1::2][:QUERIES], own[::2][:RECORDS]
@@ -154,7 +155,7 @@ def _retrieval(latents: Tensor, labels: NDArray[np.int64] | None) -> tuple[Tree,
             break
     else:
         words = f"of the nearest public images {', '.join(tried)} have the class of a query, by chance {chance:.0%}"
-        return without, f"retrieval: off; {words}"
+        return without, f"retrieval: off, {instead}; {words}"
     found: Tree = {
         "retrieval": {"k": k, "v": k // 4},
         "private": {"objective": "rapid", "start": 700},

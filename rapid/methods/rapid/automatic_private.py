@@ -19,10 +19,12 @@ EXPONENT = 0.6
 """Steps grow by this power of N * epsilon."""
 LEAST_STEPS, MOST_STEPS = 40, 2000
 LARGEST_BATCH = 4096
+WARMUP, MOST_WARMUP = 0.12, 600
+"""Share of the gradients' time for training on images drawn from moments, and most steps of it."""
 LARGEST_MULTIPLICITY = 4
 
 
-def choose_private(facts: PublicFacts, epsilon: float, gradients: float) -> Choice:
+def choose_private(settings: RapidSettings, facts: PublicFacts, epsilon: float, gradients: float) -> Choice:
     """The section `private` without its objective, which the public bundle decides.
 
     The same on all machines for the same arguments.
@@ -31,10 +33,17 @@ def choose_private(facts: PublicFacts, epsilon: float, gradients: float) -> Choi
     follows from N * epsilon; batch and multiplicity lower the other randomness, and follow from the minutes.
 
     Args:
+        settings: of the public bundle.
         facts: of the private images.
         epsilon: of the whole run.
         gradients: number of per-example gradients for which there is time.
     """
+    moments: Tree = settings.private.moments.model_dump(mode="json")
+    if moments["share"] > 0:
+        # a plain gradient takes about half the time of a clipped one
+        warmup = moments["warmup"]
+        warmup["steps"] = max(1, min(MOST_WARMUP, int(2 * WARMUP * gradients / warmup["batch_size"])))
+        gradients *= 1 - WARMUP
     steps_at_1, size_at_1 = REFERENCE
     wanted = steps_at_1 * (epsilon * facts.dataset_size / size_at_1) ** EXPONENT
     steps = round(min(MOST_STEPS, max(LEAST_STEPS, wanted)))
@@ -48,6 +57,7 @@ def choose_private(facts: PublicFacts, epsilon: float, gradients: float) -> Choi
         "clip_norm": 0.3,
         "learning_rate": 2e-3,
         "ema_decay": round(max(0.9, 1 - 5 / steps), 4),
+        "moments": moments,
     }
     used = min(1.0, batch * multiplicity * steps / gradients)
     why = (

@@ -89,19 +89,30 @@ def test_more_minutes_are_more_work() -> None:
 
 
 @given(
-    size=st.integers(1, 10**7), epsilon=st.floats(0.01, 100), gradients=st.floats(1, 1e9), classes=st.integers(0, 1000)
+    size=st.integers(1, 10**7),
+    epsilon=st.floats(0.01, 100),
+    gradients=st.floats(1, 1e9),
+    classes=st.integers(0, 1000),
+    moments=st.booleans(),
 )
 def test_private_settings_fit_the_images_and_the_time(
-    size: int, epsilon: float, gradients: float, classes: int
+    size: int, epsilon: float, gradients: float, classes: int, moments: bool
 ) -> None:
+    base = apply_overrides({"method": "rapid"}, ["private.moments.share=0.3"] if moments else [])
+    assert isinstance(base, RapidSettings)
     facts = PublicFacts(size, tuple(map(str, range(classes))), (32, 32, 3))
-    own = choose_private(facts, epsilon, gradients).settings["private"]
+    own = choose_private(base, facts, epsilon, gradients).settings["private"]
     settings = apply_overrides({"method": "rapid", "private": own}, []).private
     assert 1 <= own["expected_batch"] <= max(1, size // 4)
     work = own["expected_batch"] * own["multiplicity"] * own["steps"]
     assert work <= max(gradients, own["steps"])
+    assert own["moments"]["share"] == (0.3 if moments else 0)
+    if moments:
+        # two plain gradients take the time of a clipped one
+        warmup = own["moments"]["warmup"]
+        assert work + 0.5 * warmup["steps"] * warmup["batch_size"] <= max(gradients, own["steps"]) + 256
     assert settings.model_dump()["steps"] == own["steps"]
-    more = choose_private(facts, 2 * epsilon, gradients).settings["private"]
+    more = choose_private(base, facts, 2 * epsilon, gradients).settings["private"]
     assert more["steps"] >= own["steps"]
 
 
