@@ -132,7 +132,7 @@ def _retrieval(latents: Tensor, labels: NDArray[np.int64] | None) -> tuple[Tree,
     """
     without: Tree = {
         "private": {"objective": "late", "start": 700, "moments": {"share": 0.3}},
-        "generation": {"sampler": "dpm-solver++", "steps": 16, "retrieval": "moments", "start": 600},
+        "generation": {"sampler": "dpm-solver++", "steps": 16, "retrieval": "moments", "start": 600, "clip_range": 3.0},
     }
     instead = "images begin from released moments instead"
     if labels is None:
@@ -160,7 +160,8 @@ def _retrieval(latents: Tensor, labels: NDArray[np.int64] | None) -> tuple[Tree,
         "retrieval": {"k": k, "v": k // 4},
         "private": {"objective": "rapid", "start": 700},
         "generation": {
-            "sampler": "dpm-solver++", "steps": 10, "retrieval": "class", "start": 500, "epsilon_scale": 1.1
+            "sampler": "dpm-solver++", "steps": 10, "retrieval": "class", "start": 500, "clip_range": 3.0,
+            "epsilon_scale": 1.1
         },
     }  # fmt: skip
     line = f"retrieval: k = {k}, v = {k // 4}; {top1:.0%} of the nearest public images have the class of a query, by "

@@ -243,9 +243,16 @@ class RapidGenerator:
         """The noise to remove from x_t; see `SolverModel`. The public denoiser takes no labels."""
         denoiser = self._denoisers[network]
         if network == PUBLIC:
-            return denoiser(x, t, denoiser.null_labels(len(x)))
+            return self._clipped(x, t, denoiser(x, t, denoiser.null_labels(len(x))))
         y = denoiser.null_labels(len(x)) if labels is None else torch.from_numpy(labels).to(self.device)
-        return guided(denoiser, x, t, y, self.settings.guidance) / self.settings.epsilon_scale
+        noise = guided(denoiser, x, t, y, self.settings.guidance) / self.settings.epsilon_scale
+        return self._clipped(x, t, noise)
+
+    def _clipped(self, x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+        """The predicted noise that leads to denoised latents within `clip_range`."""
+        if (limit := self.settings.clip_range) is None:
+            return noise
+        return self._schedule.implied_noise(self._schedule.denoise(x, noise, t).clamp(-limit, limit), x, t)
 
     def _run(self, phase: Phase, x: Tensor, labels: NDArray[np.int64] | None) -> Tensor:
         network_of = dict(zip(phase.solver.timesteps, phase.networks, strict=True))

@@ -120,6 +120,12 @@ class GenerationSettings(SamplingSettings):
         ge=1,
         description="timestep, retrieval.v to private.start, at which images begin; None: where training did",
     )
+    clip_range: float | None = Field(
+        None,
+        gt=0,
+        description="denoised latents are clipped to +- this number in every step (latents have variance 1): small "
+        "errors of the network become large ones where noise dominates; None: not clipped",
+    )
     epsilon_scale: float = Field(
         1.0, gt=0, description="the noise that is predicted is divided by this; more than 1: more varied, less clean"
     )

@@ -52,6 +52,20 @@ def test_image_n_of_a_seed_does_not_depend_on_the_batch(private: Bundle, sampler
     assert (generate(make(private, sampler=sampler), 13, seed=12).images != whole.images).any()
 
 
+def test_denoised_latents_stay_within_the_clip_range(private: Bundle) -> None:
+    """With one step left the result is the denoised latent itself."""
+    for limit in (0.5, 2.0):
+        generator = make(private, retrieval="none", attempts=1, clip_range=limit)
+        _, x = generator.sample(make_streams(1, np.arange(6)), np.arange(6))
+        assert float(x.abs().max()) <= limit + 1e-4
+    free = make(private, retrieval="none", attempts=1).sample(make_streams(1, np.arange(6)), np.arange(6))[1]
+    wide = make(private, retrieval="none", attempts=1, clip_range=1e6).sample(
+        make_streams(1, np.arange(6)), np.arange(6)
+    )[1]
+    assert float(free.abs().max()) > 2
+    assert torch.allclose(free, wide, atol=1e-2)
+
+
 def test_shapes_and_labels(private: Bundle) -> None:
     generator = make(private, batch_size=5, attempts=1)
     samples = generate(generator, 12)
