@@ -1,4 +1,4 @@
-"""The four configurations against Table 7 of DPDM, diffusers' EDM, scipy's distributions and what each network predicts."""
+"""The four configurations against Table 7 of DPDM, diffusers' EDM, scipy's distributions and exact predictions."""
 
 from __future__ import annotations
 

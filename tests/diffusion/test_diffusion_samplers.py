@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -42,7 +43,7 @@ class Noise:
 
 def algorithm_3(denoise: Denoise, z: Noise, levels: Array, stochastic: bool) -> Array:
     x = levels[0] * z()
-    for s, t in zip(levels[:-1], levels[1:], strict=True):
+    for s, t in itertools.pairwise(levels):
         d = denoise(x, s)
         if stochastic:
             x = x + 2 * (t - s) / s * (x - d) + math.sqrt(2 * (s - t) * s) * z()
@@ -121,7 +122,7 @@ class Moments(NamedTuple):
 
 
 def moments(path: Path) -> list[Moments]:
-    """Mean and variance of X after each call, exactly: the denoiser of a Gaussian is linear, so all states are normal."""
+    """Mean and variance of X after each call, exactly: the denoiser of a Gaussian is linear, so states are normal."""
     mean, covariance = np.zeros(2), np.diag([path.first_level**2, 0.0])
     found = []
     for sigma, weights in zip(path.sigmas.tolist(), path.weights.double().numpy(), strict=True):

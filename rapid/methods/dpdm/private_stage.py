@@ -99,8 +99,8 @@ def describe_private(settings: DpdmSettings, budget: Budget) -> Description:
     configuration = chosen_configuration(settings, budget.epsilon)
     about = (
         "Trained privately from random weights, without public images: a diffusion model on pixels that predicts\n"
-        f"images at all noise levels, in the configuration `{configuration}`, with {settings.private.multiplicity} "
-        "draws of noise for each image in a step.\n"
+        f"images at all noise levels, in the configuration `{configuration}`, with noise multiplicity K = "
+        f"{settings.private.multiplicity}.\n"
     )
     facts = {
         "configuration": configuration,

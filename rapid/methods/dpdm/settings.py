@@ -52,9 +52,9 @@ class NetworkSettings(Section):
 class DpdmPrivateSettings(DpSgdSettings):
     """The private stage (Algorithm 1); multiplicity is K."""
 
-    expected_batch: int = Field(512, ge=1)
-    steps: int = Field(300, ge=1)
-    multiplicity: int = Field(4, ge=1, description="draws of noise and its level averaged for each image: K")
+    expected_batch: int = Field(1024, ge=1)
+    steps: int = Field(320, ge=1)
+    multiplicity: int = Field(1, ge=1, description="draws of noise and its level averaged for each image: K")
     learning_rate: float = Field(2e-3, gt=0)
     decay: Literal["cosine", "none"] = Field(
         "cosine", description="of the learning rate: a short warm-up, then a cosine down to a tenth; none: constant"
@@ -79,7 +79,7 @@ class DpdmGenerationSettings(SamplingSettings):
     attempts: int = Field(1, ge=1, le=1, description="there is no probe: every candidate is an image")
     sampler: SamplerName = Field("churn", description="churn: Heun's method with added noise")
     steps: int = Field(
-        25, ge=1, le=MAX_STEPS, description="noise levels; with churn 2 steps - 1 network calls, otherwise as many"
+        18, ge=1, le=MAX_STEPS, description="noise levels; with churn 2 steps - 1 network calls, otherwise as many"
     )
     aim: Aim = Field(
         "downstream", description="what null settings were best for: likeness by FID, or training of classifiers"

@@ -93,7 +93,7 @@ def test_settings_that_do_not_fit(override: str, words: str) -> None:
 
 
 def test_guidance_needs_label_dropout() -> None:
-    with pytest.raises(InputError, match="needs private.label_dropout"):
+    with pytest.raises(InputError, match="needs private\\.label_dropout"):
         apply_overrides({"method": "dpdm"}, ["generation.guidance=1", "private.label_dropout=0"])
 
 

@@ -103,9 +103,7 @@ def test_calls(model: Path) -> None:
         assert open_generator(model, "cpu", [f"generation.sampler={sampler}"]).calls(9) == calls
 
 
-def test_command_line_and_server_make_the_same_images(
-    model: Path, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_command_line_and_server_make_the_same_images(model: Path, environment: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "images.npz"
     done = run("generate", "--model", model, "--count", 5, "--labels", "1,2", "--seed", 7, "--out", out,
                "--set", "generation.batch_size=2", env=environment)  # fmt: skip
