@@ -182,7 +182,8 @@ class EDM(Preconditioning):
     def level(self, uniform: Tensor) -> Tensor:
         """Normal ln sigma."""
         # 1 itself would be an infinite level
-        return (self.MEAN + self.DEVIATION * torch.special.ndtri(uniform.clamp(max=BELOW_1))).exp()
+        normal: Tensor = torch.special.ndtri(uniform.clamp(max=BELOW_1))
+        return (self.MEAN + self.DEVIATION * normal).exp()
 
 
 CONFIGURATIONS: dict[str, type[Preconditioning]] = {"vp": VP, "ve": VE, "v": V, "edm": EDM}
