@@ -6,5 +6,6 @@ request.py              the state of a request: candidates to draw, in flight, p
 acceptance.py           acceptance of candidates by the probe
 streams.py              noise streams by seed and number
 solver_trajectories.py  Trajectories of linear solvers, rows at different steps in one batch
+sampler_trajectories.py Trajectories of samplers that may take fresh noise in every step
 one_call.py             Trajectories of models with one network call per image
 """

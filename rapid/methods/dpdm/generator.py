@@ -1,0 +1,118 @@
+"""DPDM's generator: from noise to images by the private denoiser (see `rapid.sampling.generator` for the protocol)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rapid.bundle import Bundle
+from rapid.data import to_uint8
+from rapid.diffusion.samplers import Churn, Path
+from rapid.errors import InputError
+from rapid.methods.dpdm.settings import MAX_STEPS, DpdmGenerationSettings, DpdmSettings
+from rapid.methods.dpdm.tuned import Tuned, tuned_for
+from rapid.nn.preconditioned import PreconditionedDenoiser, guided
+from rapid.runtime import place
+from rapid.sampling.sampler_trajectories import SamplerTrajectories
+
+
+class DpdmGenerator:
+    """Samples from a DPDM bundle; implements `rapid.sampling.generator.Generator`.
+
+    Args:
+        bundle: a private bundle.
+        device: where the network runs.
+        settings: of generation.
+
+    Attributes:
+        bundle: as given.
+        classes: names of the classes; empty for an unconditional model.
+        image_shape: (H, W) or (H, W, 3).
+        latent_shape: (C, H, W).
+        device: as given.
+        tuned: guidance and churn, with the values that the settings leave open.
+    """
+
+    max_steps = MAX_STEPS
+    attempts = 1
+    records = 0
+
+    def __init__(self, bundle: Bundle, device: torch.device, settings: DpdmGenerationSettings) -> None:
+        own = bundle.settings_as(DpdmSettings)
+        self.bundle, self.classes, self.image_shape = bundle, bundle.classes, bundle.image_shape
+        self.latent_shape: tuple[int, ...] = own.image_shape
+        self.device = device
+        self._settings = settings
+        self._denoiser = place(bundle.component("denoiser", PreconditionedDenoiser), device)
+        assert bundle.privacy is not None
+        self.tuned = _chosen(settings, float(bundle.privacy["epsilon"]))
+        if not self.classes or not own.private.label_dropout:
+            # there are not both a class and the null class to compare
+            if settings.guidance:
+                raise InputError(
+                    "generation.guidance", "needs a model with classes and label dropout", settings.guidance
+                )
+            self.tuned = Tuned(0.0, self.tuned.churn)
+        self._paths: dict[int, Path] = {}
+
+    @property
+    def steps(self) -> int:
+        """Noise levels of a request that names none."""
+        return self._settings.steps
+
+    @property
+    def batch_size(self) -> int:
+        """Rows per network call when nothing else is served."""
+        return self._settings.batch_size
+
+    def path(self, steps: int | None = None) -> Path:
+        """See `rapid.sampling.sampler_trajectories.DenoisingModel`."""
+        count = steps or self.steps
+        if count not in self._paths:
+            self._paths[count] = Path.build(self._settings.sampler, count, self.tuned.churn)
+        return self._paths[count]
+
+    def calls(self, steps: int | None = None) -> int:
+        """Network calls of one image; with guidance each is for two images."""
+        return len(self.path(steps))
+
+    def trajectories(self) -> SamplerTrajectories:
+        """Make an empty set of rows."""
+        return SamplerTrajectories(self)
+
+    @torch.no_grad()
+    def denoise(self, x: Tensor, sigma: Tensor, labels: NDArray[np.int64] | None) -> Tensor:
+        """D(x; sigma, label), with guidance."""
+        null = self._denoiser.null_labels(len(x))
+        y = null if labels is None else torch.from_numpy(labels).to(self.device)
+        return guided(self._denoiser, x, sigma, y, self.tuned.guidance)
+
+    def decode(self, latents: Tensor) -> NDArray[np.uint8]:
+        """Images of pixels in [-1, 1], clamped."""
+        return to_uint8(latents)
+
+    def label(self, images: NDArray[np.uint8]) -> None:
+        """None: there is no probe."""
+        return
+
+    def record_images(self, records: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Raise InputError: there are no records."""
+        raise InputError("record", "this method has no knowledge base", records[0])
+
+
+def _chosen(settings: DpdmGenerationSettings, epsilon: float) -> Tuned:
+    """Guidance and churn of the settings, where they are given, or else the paper's for this epsilon."""
+    best = tuned_for(settings.aim, settings.data, epsilon)
+
+    def first(given: float | None, default: float) -> float:
+        return default if given is None else given
+
+    churn = Churn(
+        first(settings.churn, best.churn.amount),
+        first(settings.churn_min, best.churn.least),
+        first(settings.churn_max, best.churn.most),
+        first(settings.churn_noise, best.churn.scale),
+    )
+    return Tuned(first(settings.guidance, best.guidance), churn)

@@ -1,0 +1,73 @@
+"""The loss of the private stage: that of a denoiser at random noise levels (DPDM, Algorithm 1)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rapid.data import to_unit_range
+from rapid.dp.randomness import Randomness
+from rapid.nn.preconditioned import PreconditionedDenoiser
+
+
+class Draws(NamedTuple):
+    """Random draws for n rows, made before any of them is read."""
+
+    sigma: Tensor
+    """Noise levels, float (n,)."""
+    noise: Tensor
+    """Standard normal, float (n, C, H, W)."""
+    dropped: Tensor
+    """Where the label becomes the null class, bool (n,)."""
+
+
+class DenoisingObjective:
+    """Losses of private images, each from its own pixels and label.
+
+    Noise multiplicity needs nothing here: of K rows of an image each has its own draws.
+
+    Args:
+        denoiser: the network that is trained.
+        label_dropout: share of rows with the null class.
+        randomness: of levels, noise and label dropout, which must be secret.
+    """
+
+    def __init__(self, denoiser: PreconditionedDenoiser, label_dropout: float, randomness: Randomness) -> None:
+        self.denoiser = denoiser
+        self._label_dropout = label_dropout
+        self._randomness = randomness
+        self._device = next(denoiser.parameters()).device
+
+    def draw(self, shape: tuple[int, ...]) -> Draws:
+        """Draw for images of this shape, (n, C, H, W)."""
+        count, source = shape[0], self._randomness
+        sigma = self.denoiser.preconditioning.level(source.uniform(count)).float()
+        noise = source.normal(math.prod(shape)).view(shape)
+        dropped = source.uniform(count) <= self._label_dropout
+        return Draws(*(drawn.to(self._device) for drawn in (sigma, noise, dropped)))
+
+    def losses(self, x0: Tensor, labels: Tensor, draws: Draws) -> Tensor:
+        """Losses for given draws, float (n,).
+
+        Args:
+            x0: images in [-1, 1], float (n, C, H, W).
+            labels: int64 (n,), the null class if the images are unlabelled.
+            draws: of the n rows.
+        """
+        y = torch.where(draws.dropped, self.denoiser.num_classes, labels)
+        noisy = x0 + draws.sigma.view(-1, 1, 1, 1) * draws.noise
+        return self.denoiser.preconditioning.losses(self.denoiser(noisy, draws.sigma, y), x0, draws.sigma)
+
+    def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Losses with fresh draws, float (n,).
+
+        Args:
+            images: uint8 (n, H, W) or (n, H, W, 3), on the CPU.
+            labels: int64 (n,), on the CPU; None if the images are unlabelled.
+        """
+        x0 = to_unit_range(images.numpy(), self._device)
+        y = self.denoiser.null_labels(len(x0)) if labels is None else labels.to(self._device)
+        return self.losses(x0, y, self.draw(tuple(x0.shape)))

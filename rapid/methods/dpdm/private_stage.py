@@ -1,0 +1,118 @@
+"""DPDM's private stage: DP-SGD of a denoiser from random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from rapid.bundle import Component
+from rapid.data.units import ONE_PERSON, plural
+from rapid.diffusion.preconditioning import Configuration
+from rapid.dp.access import Execution, PrivateAccess, PublicFacts
+from rapid.dp.budget import Budget
+from rapid.dp.releases import DpSgdSpec
+from rapid.errors import InputError
+from rapid.methods.base import Description
+from rapid.methods.dpdm.objective import DenoisingObjective
+from rapid.methods.dpdm.settings import DpdmSettings
+from rapid.methods.dpdm.tuned import configuration_for
+from rapid.nn.preconditioned import PreconditionedDenoiser
+from rapid.training import Trainer
+from rapid.training.optimizers import build_optimizer, noisy_schedule, select_trainable
+
+DENOISER = "denoiser"
+
+
+def releases(settings: DpdmSettings, facts: PublicFacts) -> Sequence[DpSgdSpec]:
+    """The denoiser.
+
+    Raises:
+        InputError: settings that do not fit the images, or `private.trainable` matches no parameter.
+    """
+    own, size = settings.private, facts.dataset_size
+    trained_parameters(settings, len(facts.classes))
+    if own.noise_band * own.expected_batch > size:
+        field = "private.noise_band" if own.expected_batch <= size else "private.expected_batch"
+        problem = (
+            f"needs private.noise_band * private.expected_batch at most {size}, the {plural(facts.unit)} in --private"
+        )
+        if facts.unit == ONE_PERSON:
+            problem += " (people are drawn, not images)"
+        raise InputError(field, problem, own.noise_band if "band" in field else own.expected_batch)
+    spec = DpSgdSpec(
+        name=DENOISER,
+        title="all weights of the denoiser, trained at random noise levels",
+        dataset_size=size,
+        expected_batch=own.expected_batch,
+        steps=own.steps,
+        clip_norm=own.clip_norm,
+        multiplicity=own.multiplicity,
+        band=own.noise_band,
+    )
+    return [spec]
+
+
+def train_private(access: PrivateAccess, settings: DpdmSettings) -> Mapping[str, Component]:
+    """Train the denoiser.
+
+    Raises:
+        LostRank: another rank is gone.
+        Stopped: a stop was requested; the state is saved.
+    """
+    own, classes = settings.private, access.facts.classes
+    configuration = chosen_configuration(settings, access.budget.epsilon)
+    denoiser = new_denoiser(settings, len(classes), configuration).to(access.device)
+    select_trainable(denoiser, own.trainable)
+    optimizer = build_optimizer(denoiser, own)
+    schedule = noisy_schedule(optimizer, own.steps) if own.decay == "cosine" else LambdaLR(optimizer, lambda _: 1.0)
+    access.train(
+        DENOISER,
+        Trainer(denoiser, optimizer, schedule, ema_decay=own.ema_decay),
+        DenoisingObjective(denoiser, own.label_dropout, access.draws),
+        [access.images, access.labels] if classes else [access.images],
+        execution=Execution(
+            own.physical_batch, own.precision == "bfloat16", own.checkpoint_seconds, own.noise_source, own.pad_batches
+        ),
+    )
+    return {DENOISER: denoiser}
+
+
+def new_denoiser(settings: DpdmSettings, classes: int, configuration: Configuration) -> PreconditionedDenoiser:
+    """A denoiser with random weights, always the same ones: they are public."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return PreconditionedDenoiser.build(
+            settings, classes, configuration, sigma_data=settings.private.sigma_data, patch=settings.network.patch
+        )
+
+
+def chosen_configuration(settings: DpdmSettings, epsilon: float) -> Configuration:
+    """That of the settings, or the one for this epsilon."""
+    own = settings.private.configuration
+    return configuration_for(epsilon) if own == "auto" else own
+
+
+def describe_private(settings: DpdmSettings, budget: Budget) -> Description:
+    """Describe a private bundle."""
+    configuration = chosen_configuration(settings, budget.epsilon)
+    about = (
+        "Trained privately from random weights, without public images: a diffusion model on pixels that predicts\n"
+        f"images at all noise levels, in the configuration `{configuration}`, with noise multiplicity K = "
+        f"{settings.private.multiplicity}.\n"
+    )
+    facts = {
+        "configuration": configuration,
+        "sigma_data": settings.private.sigma_data,
+        "multiplicity": settings.private.multiplicity,
+    }
+    return Description(about, facts)
+
+
+def trained_parameters(settings: DpdmSettings, classes: int) -> int:
+    """Number of parameters of the denoiser that would be trained."""
+    with torch.device("meta"):
+        denoiser = new_denoiser(settings, classes, "edm")
+    select_trainable(denoiser, settings.private.trainable)
+    return sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
