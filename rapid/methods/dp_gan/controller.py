@@ -18,8 +18,9 @@ class StepController:
     The accuracy is about fakes only, so it is computed from released weights: post-processing, at no privacy cost. That
     on real images would need a release of its own.
 
-    The paper leaves two points open. Here the average starts from the first accuracy, and it continues over moves: in the
-    grace period what it had before fades to decay^(2 / (1 - decay)), about 13 %.
+    The paper leaves two points open. Here the average starts from the first accuracy, and it continues over moves: in
+    the grace period what it had before fades to decay^(2 / (1 - decay)), about 13 %. A move concerns the steps after
+    this generator step.
 
     Args:
         settings: n_D or None, floor and decay.

@@ -66,7 +66,7 @@ class DpGanSettings(MethodSettings):
         halvings = (self.image.size - 1).bit_length() - 2
         if halvings < 1 or self.image.size <= 3 << halvings:
             raise ValueError(
-                "image.size is halved, rounded up, until 4 pixels are left: use 7 to 8, 13 to 16, 25 to 32 or 49 to 64, "
-                f"not {self.image.size}"
+                "image.size is halved, rounded up, until 4 pixels are left: use 7 to 8, 13 to 16, 25 to 32 or 49 to "
+                f"64, not {self.image.size}"
             )
         return self

@@ -158,7 +158,7 @@ def test_generator_steps_are_those_of_adam_on_the_non_saturating_loss(decay: flo
         if step == 1:
             assert fakes.controller.accuracy == float((torch.sigmoid(logits) < 0.5).float().mean())
         optimizer.zero_grad()
-        (-torch.log(torch.sigmoid(logits))).mean().backward()
+        (-torch.log(torch.sigmoid(logits))).mean().backward(inputs=list(expected.parameters()))
         optimizer.step()
         weights.append([p.detach().clone() for p in expected.parameters()])
     assert all(p.grad is None for p in network.parameters())
@@ -251,7 +251,7 @@ def test_settings_that_do_not_fit_are_refused(override: str, field: str, words: 
 
 @pytest.mark.parametrize("size", [4, 6, 12, 24, 48])
 def test_a_size_that_does_not_fit_is_refused(size: int) -> None:
-    with pytest.raises(InputError, match="image.size is halved"):
+    with pytest.raises(InputError, match="size is halved"):
         settings_with(f"image.size={size}")
 
 
