@@ -249,9 +249,13 @@ class PrivateAccess:
                 parameter.grad = gradient
             return self._progress_note(release, step + 1)
 
+        def update(*_: object) -> None:
+            if before_update is not None:
+                before_update()
+
         steps = release.spec.steps
         # a hook of the optimiser, so that an audit, whose hook is older, sees the gradients before they are added to
-        hook = trainer.optimizer.register_step_pre_hook(lambda *_: None if before_update is None else before_update())
+        hook = trainer.optimizer.register_step_pre_hook(update)
         try:
             trainer.run(
                 steps,

@@ -37,7 +37,8 @@ class StepController:
     @property
     def discriminator_steps(self) -> int:
         """n_D at present."""
-        return self._fixed or (1, 2, 5)[self._rung % 3] * 10 ** (self._rung // 3)
+        climbed: int = (1, 2, 5)[self._rung % 3] * 10 ** (self._rung // 3)
+        return self._fixed or climbed
 
     @property
     def accuracy(self) -> float | None:
