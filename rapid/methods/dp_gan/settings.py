@@ -35,8 +35,8 @@ class ControllerSettings(Section):
 class DpGanPrivateSettings(DpSgdSettings):
     """The private stage (Algorithm 1); what the sections have in common is about the discriminator."""
 
-    expected_batch: int = Field(256, ge=1, description="B, real images of a step on average; as many fakes")
-    steps: int = Field(5000, ge=1, description="T, discriminator steps: the budget pays for these")
+    expected_batch: int = Field(512, ge=1, description="B, real images of a step on average; as many fakes")
+    steps: int = Field(4000, ge=1, description="T, discriminator steps: the budget pays for these")
     learning_rate: float = Field(1e-3, gt=0, description="of the discriminator; 2e-4 in the paper")
     generator_learning_rate: float = Field(1e-3, gt=0, description="2e-4 in the paper")
     optimizer: Literal["adam"] = "adam"
