@@ -202,12 +202,14 @@ class PrivateAccess:
         data: Sequence[PrivateTensor],
         *,
         execution: Execution | None = None,
+        before_update: Callable[[], None] | None = None,
         between_steps: Callable[[int], None] | None = None,
     ) -> None:
         """Train a network by DP-SGD, in place, and release it; the averaged weights are left in it.
 
-        Formal guarantee: as for `PrivateMechanism`; optimiser, average, checkpoints and `between_steps` only use its
-        results. A resumed run continues from the last checkpoint with fresh noise; later steps were never released.
+        Formal guarantee: as for `PrivateMechanism`; optimiser, average, checkpoints, `before_update` and
+        `between_steps` only use its results. A resumed run continues from the last checkpoint with fresh noise; later
+        steps were never released.
 
         Args:
             name: of the release, a DP-SGD training.
@@ -217,6 +219,8 @@ class PrivateAccess:
                 If people are the units, each row is a random image of the person, drawn independently.
             data: the inputs of the losses, one row per image.
             execution: how it runs.
+            before_update: called in each step when the noisy gradients are in `.grad`, before the optimiser reads them;
+                may add gradients of public losses, such as those of a GAN's fake images.
             between_steps: called after each step with the number of steps, such as a GAN's generator step.
 
         Raises:
@@ -251,7 +255,13 @@ class PrivateAccess:
                 parameter.grad = gradient
             return self._progress_note(release, step + 1)
 
+        def update(*_: object) -> None:
+            if before_update is not None:
+                before_update()
+
         steps = release.spec.steps
+        # a hook of the optimiser, so that an audit, whose hook is older, sees the gradients before they are added to
+        hook = trainer.optimizer.register_step_pre_hook(update)
         try:
             trainer.run(
                 steps,
@@ -269,6 +279,8 @@ class PrivateAccess:
             if checkpoint is not None:
                 checkpoint.save(trainer.state_dict())
             raise
+        finally:
+            hook.remove()
 
     def count(self, name: str, predicate: Rows, *tensors: PrivateTensor) -> int:
         """Release how many examples satisfy a predicate, with noise and rounded to a whole number.

@@ -280,3 +280,20 @@ def test_the_noise_of_the_device_can_be_chosen(tmp_path: Path) -> None:
     assert train(access_to(tmp_path), network, execution=Execution(noise_source="device")) == STEPS
     assert torch.isfinite(weights(network)).all()
     assert not torch.equal(weights(network), before)
+
+
+def test_public_gradients_can_be_added_before_the_optimiser_reads_them(tmp_path: Path) -> None:
+    """Here they take the noisy ones away again: nothing moves, in any of the steps."""
+    network, seen = network_of(), []
+    before = weights(network)
+
+    def cancel() -> None:
+        gradients = [p.grad for p in network.parameters() if p.grad is not None]
+        seen.append(float(torch.cat([g.flatten() for g in gradients]).norm()))
+        for gradient in gradients:
+            gradient.sub_(gradient.clone())
+
+    assert train(access_to(tmp_path), network, before_update=cancel) == STEPS
+    assert len(seen) == STEPS
+    assert min(seen) > 0
+    assert torch.equal(weights(network), before)

@@ -130,6 +130,7 @@ class CanaryAccess(PrivateAccess):
         data: Sequence[PrivateTensor],
         *,
         execution: Execution | None = None,
+        before_update: Callable[[], None] | None = None,
         between_steps: Callable[[int], None] | None = None,
     ) -> None:
         """As `PrivateAccess.train`; losses of absent canaries are multiplied by 0.
@@ -165,6 +166,7 @@ class CanaryAccess(PrivateAccess):
                 masked,
                 [*data, self._numbers, self._present],
                 execution=execution,
+                before_update=before_update,
                 between_steps=between_steps,
             )
         finally:

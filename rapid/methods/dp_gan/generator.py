@@ -1,0 +1,78 @@
+"""Sampling from a private GAN: one network call an image."""
+
+from __future__ import annotations
+
+from typing import Never
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rapid.bundle import Bundle
+from rapid.config.sections import SamplingSettings
+from rapid.data import to_uint8
+from rapid.errors import InputError
+from rapid.nn.gan import GanGenerator
+from rapid.runtime import place
+from rapid.sampling.one_call import OneCallTrajectories
+from rapid.sampling.streams import Streams, normal
+
+
+class DpGanGenerator:
+    """Images of the bundle's generator; implements `rapid.sampling.generator.Generator`.
+
+    Args:
+        bundle: a private bundle.
+        device: where the network runs.
+        settings: of generation.
+
+    Attributes:
+        bundle: as given.
+        classes: names of the classes; empty for an unconditional model.
+        image_shape: (H, W) or (H, W, 3).
+        latent_shape: (C, H, W): what `decode` gets are images in [-1, 1].
+        batch_size: rows per network call when nothing else is served.
+    """
+
+    steps = max_steps = attempts = 1
+    records = 0
+
+    def __init__(self, bundle: Bundle, device: torch.device, settings: SamplingSettings) -> None:
+        self.bundle, self.classes, self.image_shape = bundle, bundle.classes, bundle.image_shape
+        self.batch_size = settings.batch_size
+        self._network = place(bundle.component("generator", GanGenerator), device)
+        self._device = device
+        size = self._network.config["size"]
+        self.latent_shape: tuple[int, ...] = (self._network.config["image_channels"], size, size)
+
+    def calls(self, steps: int | None = None) -> int:
+        """Network calls of one image: 1."""
+        return 1
+
+    def trajectories(self) -> OneCallTrajectories:
+        """Make an empty set of rows."""
+        return OneCallTrajectories(self.sample)
+
+    @torch.no_grad()
+    def sample(self, streams: Streams, labels: NDArray[np.int64] | None) -> Tensor:
+        """Images, float (n, C, H, W) in [-1, 1], of new noise streams and classes, int64 (n,) or None."""
+        latents = torch.from_numpy(normal(streams, (self._network.config["latent"],))).to(self._device)
+        own = np.zeros(len(streams), np.int64) if labels is None else labels
+        images: Tensor = self._network(latents, torch.from_numpy(own).to(self._device))
+        return images
+
+    def decode(self, latents: Tensor) -> NDArray[np.uint8]:
+        """Images, uint8 (n, H, W) or (n, H, W, 3), of images in [-1, 1], float (n, C, H, W)."""
+        return to_uint8(latents)
+
+    def label(self, images: NDArray[np.uint8]) -> None:
+        """There is no probe."""
+
+    def record_images(self, records: NDArray[np.int64]) -> Never:
+        """There is no knowledge base.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError("record", "this model has no knowledge base", records.tolist()[0])

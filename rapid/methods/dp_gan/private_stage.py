@@ -1,0 +1,132 @@
+"""The private stage (Algorithm 1 of the paper): DP-SGD of the discriminator, and generator steps between its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from rapid.bundle import Component
+from rapid.data import to_unit_range
+from rapid.data.units import ONE_PERSON, plural
+from rapid.dp.access import Execution, PrivateAccess, PublicFacts
+from rapid.dp.releases import DpSgdSpec
+from rapid.errors import InputError
+from rapid.methods.base import Description
+from rapid.methods.dp_gan.fakes import FakeSide, adam, loss_of_real
+from rapid.methods.dp_gan.settings import DpGanSettings
+from rapid.nn.gan import GanDiscriminator, GanGenerator
+from rapid.training import Trainer
+from rapid.training.optimizers import select_trainable
+
+DISCRIMINATOR, GENERATOR = "discriminator", "generator"
+
+
+def releases(settings: DpGanSettings, facts: PublicFacts) -> Sequence[DpSgdSpec]:
+    """The training of the discriminator, which is charged by its steps. All of the generator's is post-processing.
+
+    Args:
+        settings: batch, steps, clip norm.
+        facts: public facts of the private images.
+
+    Raises:
+        InputError: settings that do not fit the images.
+    """
+    own, size, units = settings.private, facts.dataset_size, plural(facts.unit)
+    if own.expected_batch > size:
+        problem = f"is larger than the private set; use at most its {size} {units}"
+        raise InputError("private.expected_batch", problem, own.expected_batch)
+    if own.noise_band * own.expected_batch > size:
+        problem = f"times private.expected_batch is more than the {size} {units}; make one of them smaller"
+        raise InputError("private.noise_band", problem, own.noise_band)
+    if own.multiplicity > 1 and facts.unit != ONE_PERSON:
+        problem = "has nothing to average: the loss of a real image has no draws; use 1"
+        raise InputError("private.multiplicity", problem, own.multiplicity)
+    select_trainable(build_discriminator(settings, len(facts.classes)), own.trainable)
+    return [
+        DpSgdSpec(
+            name=DISCRIMINATOR,
+            title="discriminator of a GAN, on real images; its generator learns from the discriminator alone",
+            dataset_size=size,
+            expected_batch=own.expected_batch,
+            steps=own.steps,
+            clip_norm=own.clip_norm,
+            multiplicity=own.multiplicity,
+            band=own.noise_band,
+        )
+    ]
+
+
+def train_private(access: PrivateAccess, settings: DpGanSettings) -> Mapping[str, Component]:
+    """Train the GAN; the component is its generator.
+
+    Args:
+        access: the private images.
+        settings: of the run.
+
+    Raises:
+        LostRank: another rank is gone.
+        Stopped: a stop was requested; the state is saved.
+    """
+    own, device, classes = settings.private, access.device, len(access.facts.classes)
+    discriminator = build_discriminator(settings, classes).to(device)
+    select_trainable(discriminator, own.trainable)
+    generator = build_generator(settings, classes).to(device)
+    fakes = FakeSide(generator, discriminator, own, access.draws, access.ranks)
+    optimizer = adam(discriminator, own.learning_rate, own)
+
+    def losses(images: Tensor, labels: Tensor) -> Tensor:
+        return loss_of_real(discriminator, to_unit_range(images.numpy(), device), labels.to(device))
+
+    labels = (
+        access.labels
+        if access.facts.classes
+        else access.map(lambda images: torch.zeros(len(images), dtype=torch.int64), access.images)
+    )
+    access.train(
+        DISCRIMINATOR,
+        Trainer(discriminator, optimizer, LambdaLR(optimizer, lambda _: 1.0), extra=fakes.state),
+        losses,
+        [access.images, labels],
+        execution=Execution(
+            own.physical_batch, own.precision == "bfloat16", own.checkpoint_seconds, own.noise_source, own.pad_batches
+        ),
+        before_update=fakes.add_gradients,
+        between_steps=fakes.after_step,
+    )
+    return {GENERATOR: fakes.trained().eval()}
+
+
+def describe_private(settings: DpGanSettings) -> Description:
+    """Describe a private bundle."""
+    own = settings.private
+    frequency = own.discriminator_steps or "adaptive"
+    about = (
+        "A class-conditional GAN. Its discriminator was trained privately on real images and on fakes; the generator\n"
+        "has learned from the discriminator alone. Nothing else was used: there are no public images.\n"
+    )
+    return Description(about, {"discriminator_steps": frequency, "latent": settings.generator.latent})
+
+
+def trained_parameters(settings: DpGanSettings, classes: int) -> int:
+    """Number of parameters of the discriminator that would be trained."""
+    with torch.device("meta"):
+        discriminator = build_discriminator(settings, classes)
+    select_trainable(discriminator, settings.private.trainable)
+    return sum(p.numel() for p in discriminator.parameters() if p.requires_grad)
+
+
+def build_discriminator(settings: DpGanSettings, classes: int) -> GanDiscriminator:
+    """A new discriminator with random weights; 0 classes: unconditional."""
+    return GanDiscriminator(_shape(settings, classes) | {"channels": settings.discriminator.channels})
+
+
+def build_generator(settings: DpGanSettings, classes: int) -> GanGenerator:
+    """A new generator with random weights; 0 classes: unconditional."""
+    return GanGenerator(_shape(settings, classes) | settings.generator.model_dump(mode="json"))
+
+
+def _shape(settings: DpGanSettings, classes: int) -> dict[str, int]:
+    return {"size": settings.image.size, "image_channels": settings.image.channels, "classes": classes}
