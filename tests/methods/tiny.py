@@ -1,0 +1,23 @@
+"""Settings with which the private training of 100 digits by each method takes under three seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TINY: dict[str, dict[str, Any]] = {
+    "dp-diffusion": {
+        "settings": {
+            "denoiser": {
+                "channels": 8,
+                "multipliers": [1, 2],
+                "attention": [False, True],
+                "patch": 4,
+                "training": {"steps": 3, "batch_size": 8},
+            },
+            "private": {"expected_batch": 20, "steps": 3, "multiplicity": 2, "physical_batch": 8, "ema_decay": 0.5},
+            "generation": {"steps": 4},
+        },
+        "public": {"denoiser": {"training": {"steps": 3}}},
+    },
+}
+"""By the name of the method: nested settings, and those of its public stage, or None without one."""
