@@ -115,7 +115,7 @@ def measure_utility(
     }
 
 
-def _accuracy(predicted: NDArray[np.int64], truth: NDArray[np.int64]) -> Json:
+def _accuracy(predicted: NDArray[np.integer[Any]], truth: NDArray[np.int64]) -> Json:
     accuracy = float((predicted == truth).mean())
     return {"accuracy": accuracy, "standard_error": (accuracy * (1 - accuracy) / len(truth)) ** 0.5}
 

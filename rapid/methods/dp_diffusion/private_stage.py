@@ -19,7 +19,7 @@ from rapid.methods.base import Description
 from rapid.methods.dp_diffusion.networks import build_denoiser, with_private_classes
 from rapid.methods.dp_diffusion.objective import PrivateObjective
 from rapid.methods.dp_diffusion.public_stage import DENOISER, THUMBNAILS, public_facts
-from rapid.methods.dp_diffusion.settings import DpDiffusionSettings
+from rapid.methods.dp_diffusion.settings import DpDiffusionPrivateSettings, DpDiffusionSettings
 from rapid.nn import Denoiser
 from rapid.training import Trainer
 from rapid.training.optimizers import build_optimizer, noisy_schedule, select_trainable
@@ -99,7 +99,7 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: DpDiffus
     optimizer = build_optimizer(denoiser, own)
     access.train(
         DENOISER,
-        Trainer(denoiser, optimizer, _schedule(optimizer, settings), ema_decay=own.ema_decay),
+        Trainer(denoiser, optimizer, learning_rates(optimizer, own), ema_decay=own.ema_decay),
         PrivateObjective(settings, denoiser, access.draws),
         [access.images, labels],
         execution=Execution(
@@ -115,11 +115,10 @@ def describe_private(settings: DpDiffusionSettings, base: Bundle | None, budget:
     public = base.component(DENOISER, Denoiser)
     sources = ", ".join(base.config.public.sources) if base.config.public else ""
     trained = ", ".join(f"`{pattern}`" for pattern in settings.private.trainable)
-    about = (
-        "A diffusion model of pixels. "
-        + (f"It was trained on public images ({sources})" if settings.denoiser.pretrained else "It had random weights")
-        + f",\nand then privately on all timesteps (parameters: {trained}).\n"
+    before = (
+        f"was trained on public images ({sources})" if settings.denoiser.pretrained else "began with random weights"
     )
+    about = f"A diffusion model of pixels {before}.\nThen it was trained privately (parameters: {trained}).\n"
     return Description(about, public_facts(settings) | {"public_classes": public.num_classes})
 
 
@@ -136,6 +135,13 @@ def trained_parameters(settings: DpDiffusionSettings, classes: int) -> int:
     return sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
 
 
+def learning_rates(optimizer: torch.optim.Optimizer, settings: DpDiffusionPrivateSettings) -> LambdaLR:
+    """The learning rate by step, as a share of the highest."""
+    if settings.learning_rate_schedule == "cosine":
+        return noisy_schedule(optimizer, settings.steps)
+    return LambdaLR(optimizer, lambda _: 1.0)
+
+
 def _check_base(base: Bundle, settings: DpDiffusionSettings, facts: PublicFacts) -> None:
     """Check that the base fits the settings and the images, before anything is spent."""
     public = base.component(DENOISER, Denoiser)
@@ -145,9 +151,3 @@ def _check_base(base: Bundle, settings: DpDiffusionSettings, facts: PublicFacts)
     only_labelled = settings.denoiser.pretrained and settings.denoiser.label_dropout == 0
     if public.num_classes and only_labelled and not facts.classes:
         raise InputError("private", UNCONDITIONED)
-
-
-def _schedule(optimizer: torch.optim.Optimizer, settings: DpDiffusionSettings) -> LambdaLR:
-    if settings.private.learning_rate_schedule == "cosine":
-        return noisy_schedule(optimizer, settings.private.steps)
-    return LambdaLR(optimizer, lambda _: 1.0)

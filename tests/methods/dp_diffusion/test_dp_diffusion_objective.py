@@ -21,11 +21,12 @@ from rapid.methods.dp_diffusion.settings import DpDiffusionSettings
 from rapid.nn import Denoiser
 from rapid.training.optimizers import select_trainable
 
+SETTINGS = TINY["dp-diffusion"]["settings"] | TINY["dp-diffusion"]["public"]
 VIEWS = ["private.views.shift=2", "private.views.flip=true"]
 
 
 def tiny(*overrides: str) -> DpDiffusionSettings:
-    return build_settings(DpDiffusionSettings, TINY["dp-diffusion"]["settings"], overrides)
+    return build_settings(DpDiffusionSettings, SETTINGS, overrides)
 
 
 def objective_of(settings: DpDiffusionSettings) -> PrivateObjective:
