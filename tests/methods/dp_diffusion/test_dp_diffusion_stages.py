@@ -92,9 +92,9 @@ def test_from_public_images_to_a_report_on_the_command_line(tmp_path: Path, lett
     assert sorted(path.name for path in base.iterdir() if path.is_dir()) == ["checkpoints", "denoiser", "thumbnails"]
     assert sorted(path.name for path in model.iterdir() if path.is_dir()) == ["checkpoints", "denoiser"]
     assert "letters.npz" in (model / "README.md").read_text()
-    told = json.loads(run("info", model).stdout)
-    assert told["timesteps"] == 1000
-    assert told["public_classes"] == 13
+    told = run("info", model).stdout
+    assert '"timesteps": 1000' in told
+    assert '"public_classes": 13' in told
     found = np.load(images)
     assert found["images"].shape == (40, 32, 32)
     assert list(np.bincount(found["labels"])) == [4] * 10
