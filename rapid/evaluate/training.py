@@ -108,7 +108,8 @@ def train_classifier(
 @torch.no_grad()
 def predict(network: Classifier, images: NDArray[np.uint8], device: torch.device) -> NDArray[np.int64]:
     """Most likely classes, int64 (N,), of images uint8 (N, H, W) or (N, H, W, 3). Switches to evaluation mode."""
-    return probabilities(network, images, device).argmax(1).astype(np.int64)
+    classes: NDArray[np.int64] = probabilities(network, images, device).argmax(1).astype(np.int64)
+    return classes
 
 
 @torch.no_grad()
