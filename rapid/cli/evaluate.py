@@ -25,6 +25,7 @@ def evaluate(options: argparse.Namespace) -> None:
         inception=options.inception,
         classifiers={"all": tuple(CLASSIFIERS), "none": ()}.get(options.classifiers, names),
         epochs=options.epochs,
+        ensemble=options.ensemble,
         label_column=options.label_column,
     )
     model = None if options.model is None else open_generator(options.model, options.device)

@@ -131,6 +131,8 @@ def _evaluate(subparsers: Subparsers) -> None:
     names = "all (default), none, or some of small,resnet,wideresnet,resnext"
     evaluate.add_argument("--classifiers", default="all", metavar="NAMES", help=names)
     evaluate.add_argument("--epochs", type=int, default=8, metavar="E", help="for each classifier; default: 8")
+    several = "train N classifiers of each kind, and test their ensembles, too; default: 1"
+    evaluate.add_argument("--ensemble", type=int, default=1, metavar="N", help=several)
     out = "the report; an HTML page and a picture are written next to it"
     evaluate.add_argument("--out", type=Path, required=True, metavar="report.json", help=out)
     _device(evaluate)

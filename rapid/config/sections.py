@@ -56,6 +56,19 @@ class AugmentSettings(Section):
     )
 
 
+class ViewSettings(Section):
+    """Random views of an image. Crops and mirroring move whole pixels; turning and scaling interpolate."""
+
+    shift: int = Field(0, ge=0, description="pixels, uniform in +-: a random crop of the padded image")
+    flip: bool = Field(False, description="mirror left to right: not for letters")
+    rotate: float = Field(0.0, ge=0, description="degrees, uniform in +-")
+    size: float = Field(1.0, gt=0, description="middle of the relative size")
+    scale: float = Field(0.0, ge=0, lt=1, description="relative size over its middle, uniform in 1 +-")
+    border: Literal["black", "reflect"] = Field(
+        "black", description="pixels from outside the image: black suits white strokes, reflect photographs"
+    )
+
+
 class AugmentationSettings(Section):
     """Random views of the public images, the public sets in equal parts: more variety where there are few images."""
 

@@ -22,8 +22,20 @@ def augment(images: Tensor, settings: AugmentSettings, generator: torch.Generato
     Returns:
         float (N, C, H, W) in [-1, 1].
     """
-    count = len(images)
-    draws = torch.rand(6, count, generator=generator).to(images.device)
+    return augment_by(images, settings, torch.rand(6, len(images), generator=generator).to(images.device))
+
+
+def augment_by(images: Tensor, settings: AugmentSettings, draws: Tensor) -> Tensor:
+    """Augment every image once, by given draws.
+
+    Args:
+        images: float (N, C, H, W) in [-1, 1].
+        settings: the ranges.
+        draws: uniform in [0, 1], float (6, N), on the device of the images.
+
+    Returns:
+        float (N, C, H, W) in [-1, 1].
+    """
     symmetric = 2 * draws - 1
     angle = symmetric[0] * math.radians(settings.rotate)
     # affine_grid maps output to input coordinates, so enlarging means reading a smaller region

@@ -31,6 +31,11 @@ class Schedule:
         )
         return cls(roots**2)
 
+    @classmethod
+    def linear(cls, timesteps: int, beta_start: float, beta_end: float) -> Self:
+        """beta_t linear in t, from beta_1 to beta_T (Ho, Jain, Abbeel 2020)."""
+        return cls(torch.linspace(beta_start, beta_end, timesteps, dtype=torch.float64))
+
     @property
     def timesteps(self) -> int:
         """T."""

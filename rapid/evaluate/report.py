@@ -52,6 +52,7 @@ class Request:
         inception: weights of the Inception network, for the standard FID.
         classifiers: names in `CLASSIFIERS`; empty skips the utility.
         epochs: for each classifier.
+        ensemble: networks of each kind, whose ensemble is tested as well if there are several.
         label_column: of `real` and `train_real`, if they have columns.
     """
 
@@ -63,6 +64,7 @@ class Request:
     inception: Path | None = None
     classifiers: tuple[str, ...] = tuple(CLASSIFIERS)
     epochs: int = training.EPOCHS
+    ensemble: int = 1
     label_column: str | None = None
 
 
@@ -90,6 +92,13 @@ class Report:
             accuracies = [(network["network"], network["accuracy"]) for network in found["networks"].values()]
             if found["mean"] is not None:
                 accuracies.append(("mean of the three", found["mean"]))
+            for network in found["networks"].values():
+                if (ensemble := network.get("ensemble")) is not None:
+                    accuracies.append((f"ensemble of {ensemble['members']} {network['network']}", ensemble["accuracy"]))
+            if len(found["networks"]) > 1:
+                best = found["selected"]
+                words = best["network"] if best["members"] == 1 else f"ensemble of {best['members']} {best['network']}"
+                accuracies.append((f"{words}: the best on held-out {name} images", best["accuracy"]))
             lines += [
                 f"accuracy on {content['real']['source']}, trained on {name} images: {accuracy:.2%} ({network})"
                 for network, accuracy in accuracies
@@ -187,6 +196,8 @@ def _check(request: Request) -> None:
         raise InputError("classifiers", "names one twice", ",".join(request.classifiers))
     if request.epochs < 1:
         raise InputError("epochs", "must be at least 1", request.epochs)
+    if request.ensemble < 1:
+        raise InputError("ensemble", "must be at least 1", request.ensemble)
 
 
 def _check_sets(sets: Sets, request: Request) -> None:
@@ -207,8 +218,8 @@ def _check_sets(sets: Sets, request: Request) -> None:
 
 
 def _utility(sets: Sets, request: Request, device: torch.device) -> Json:
-    return {"protocol": protocol_in_words(request.epochs)} | {
-        name: measure_utility(images, sets.real, device, name, request.classifiers, request.epochs)
+    return {"protocol": protocol_in_words(request.epochs, request.ensemble)} | {
+        name: measure_utility(images, sets.real, device, name, request.classifiers, request.epochs, request.ensemble)
         for name, images in _compared(sets).items()
     }
 

@@ -32,12 +32,14 @@ class Trained:
     Attributes:
         network: in evaluation mode.
         epoch: the best epoch, counted from 1.
+        held_out: indices of the held-out tenth, int64; the same for every network and seed.
         held_out_accuracy: in [0, 1], on the held-out tenth.
         seconds: duration of the training.
     """
 
     network: Classifier
     epoch: int
+    held_out: NDArray[np.int64]
     held_out_accuracy: float
     seconds: float
 
@@ -53,7 +55,7 @@ def train_classifier(
         device: where to train.
         title: shown with the progress.
         epochs: passes over nine tenths of the images, at least 1.
-        seed: determines the held-out tenth, the initial weights and the order of the images.
+        seed: determines the initial weights and the order of the images.
 
     Raises:
         InputError: fewer than three images, or no labels.
@@ -62,8 +64,11 @@ def train_classifier(
     # batch normalisation needs two images, the held-out part one
     if len(images) < 3:
         raise InputError("", f"{len(images)} images are too few to train a classifier; give at least 3", images.source)
-    draws = torch.Generator().manual_seed(seed)
+    # members of an ensemble have the same held-out tenth, on which the ensemble can be measured
+    draws = torch.Generator().manual_seed(0)
     order = torch.randperm(len(images), generator=draws)
+    if seed:
+        draws.manual_seed(seed)
     held_out = max(1, round(HELD_OUT * len(images)))
     validation, training = order[:held_out], order[held_out:]
     network = build(name, images.channels, images.images.shape[1], len(images.classes), device, seed)
@@ -97,15 +102,22 @@ def train_classifier(
     trainer = Trainer(network, optimizer, schedule)
     trainer.run(epochs * batches, backward, title=title, between_steps=keep_best)
     network.load_state_dict(weights)
-    return Trained(network.eval(), best_epoch, best, time.monotonic() - start)
+    return Trained(network.eval(), best_epoch, validation.numpy(), best, time.monotonic() - start)
 
 
 @torch.no_grad()
 def predict(network: Classifier, images: NDArray[np.uint8], device: torch.device) -> NDArray[np.int64]:
     """Most likely classes, int64 (N,), of images uint8 (N, H, W) or (N, H, W, 3). Switches to evaluation mode."""
+    classes: NDArray[np.int64] = probabilities(network, images, device).argmax(1).astype(np.int64)
+    return classes
+
+
+@torch.no_grad()
+def probabilities(network: Classifier, images: NDArray[np.uint8], device: torch.device) -> NDArray[np.float64]:
+    """Probabilities of the classes, float64 (N, classes), of images as for `predict`. Switches to evaluation mode."""
     network.eval()
-    parts = [network(_input(part, device)).argmax(1).cpu().numpy() for part in _parts(images)]
-    return np.concatenate(parts).astype(np.int64)
+    parts = [network(_input(part, device)).double().softmax(1).cpu().numpy() for part in _parts(images)]
+    return np.concatenate(parts)
 
 
 @torch.no_grad()

@@ -7,22 +7,31 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rapid.data import ImageSet
 from rapid.evaluate.networks import CLASSIFIERS, PROTOCOL
 from rapid.evaluate.sets import match_classes
-from rapid.evaluate.training import BATCH, EPOCHS, labels_of, predict, train_classifier
+from rapid.evaluate.training import BATCH, EPOCHS, labels_of, probabilities, train_classifier
 
 Json = dict[str, Any]
 
 
-def protocol_in_words(epochs: int) -> str:
+def protocol_in_words(epochs: int, ensemble: int = 1) -> str:
     """A description of `measure_utility` for the report."""
+    several = (
+        f"An ensemble is {ensemble} such networks of one kind, trained with other initial weights and another order of "
+        "the images; the mean of their probabilities is tested. "
+        if ensemble > 1
+        else ""
+    )
     return (
         f"Each classifier is trained for {epochs} epochs (AdamW, one-cycle learning rate, batches of {BATCH}, no "
         "augmentation) on nine tenths of the training set; the other tenth selects the best epoch, which is tested "
         "once on the real test images. The mean is over the ResNet, the WideResNet and the ResNeXt, without the small "
-        "CNN. Standard errors reflect the size of the test set only; each network is trained once."
+        f"CNN. {several}The classifier that is best on the held-out tenth is the one that would be chosen without real "
+        "images. Standard errors reflect the size of the test set only"
+        f"{'' if ensemble > 1 else '; each network is trained once'}."
     )
 
 
@@ -33,6 +42,7 @@ def measure_utility(
     title: str,
     names: Sequence[str] = tuple(CLASSIFIERS),
     epochs: int = EPOCHS,
+    ensemble: int = 1,
 ) -> Json:
     """Train each classifier on `train` and test it once on `test`.
 
@@ -43,11 +53,14 @@ def measure_utility(
         title: name of the training set, shown with the progress.
         names: keys of `CLASSIFIERS`.
         epochs: passes over the training set.
+        ensemble: networks of each kind; the first one is what `networks` tells of.
 
     Returns:
         JSON-ready. `networks` has, for each name, the accuracy on `test` in [0, 1], overall and by class, and the
-        confusion counts (a row per class of `test`, a column per class of `train`). `mean` is the mean accuracy of
-        `PROTOCOL`, None unless all of its networks were trained.
+        confusion counts (a row per class of `test`, a column per class of `train`); with several networks of a kind
+        also those of their `ensemble`, by the mean of their probabilities. `mean` is the mean accuracy of `PROTOCOL`,
+        None unless all of its networks were trained. `selected` is the classifier, or the ensemble, that is best on the
+        held-out tenth of `train`.
 
     Raises:
         InputError: a set is unlabelled, or `test` has a class that `train` does not have.
@@ -55,16 +68,20 @@ def measure_utility(
     truth, labels = match_classes(train, test), labels_of(test)
     networks: dict[str, Json] = {}
     for name in names:
-        trained = train_classifier(name, train, device, f"{name}, {title}", epochs)
-        predicted = predict(trained.network, test.images, device)
+        members = []
+        for seed in range(ensemble):
+            words = f"{name}, {title}" if seed == 0 else f"{name} {seed + 1}, {title}"
+            trained = train_classifier(name, train, device, words, epochs, seed)
+            held_out = probabilities(trained.network, train.images[trained.held_out], device)
+            members.append((trained, probabilities(trained.network, test.images, device), held_out))
+        trained, tested, _ = members[0]
+        predicted = tested.argmax(1)
         confusion = np.zeros((len(test.classes), len(train.classes)), np.int64)
         np.add.at(confusion, (labels, predicted), 1)
-        accuracy = float((predicted == truth).mean())
         networks[name] = {
             "network": CLASSIFIERS[name].title,
             "parameters": sum(p.numel() for p in trained.network.parameters()),
-            "accuracy": accuracy,
-            "standard_error": (accuracy * (1 - accuracy) / len(truth)) ** 0.5,
+            **_accuracy(predicted, truth),
             "held_out_accuracy": trained.held_out_accuracy,
             "best_epoch": trained.epoch,
             "seconds": round(trained.seconds, 1),
@@ -75,6 +92,16 @@ def measure_utility(
             },
             "confusion": confusion.tolist(),
         }
+        if ensemble > 1:
+            held_out_truth = labels_of(train)[trained.held_out]
+            networks[name]["ensemble"] = {
+                "members": ensemble,
+                **_accuracy(np.mean([found for _, found, _ in members], 0).argmax(1), truth),
+                "held_out_accuracy": float(
+                    (np.mean([found for _, _, found in members], 0).argmax(1) == held_out_truth).mean()
+                ),
+                "accuracies": [float((found.argmax(1) == truth).mean()) for _, found, _ in members],
+            }
     complete = all(name in networks for name in PROTOCOL)
     mean = float(np.mean([networks[name]["accuracy"] for name in PROTOCOL])) if complete else None
     return {
@@ -84,4 +111,20 @@ def measure_utility(
         "test_classes": list(test.classes),
         "networks": networks,
         "mean": mean,
+        "selected": _selected(networks),
+    }
+
+
+def _accuracy(predicted: NDArray[np.integer[Any]], truth: NDArray[np.int64]) -> Json:
+    accuracy = float((predicted == truth).mean())
+    return {"accuracy": accuracy, "standard_error": (accuracy * (1 - accuracy) / len(truth)) ** 0.5}
+
+
+def _selected(networks: dict[str, Json]) -> Json:
+    """The best classifier by images that it was not trained on, of the set that it was trained on."""
+    offered = {name: found.get("ensemble", found) for name, found in networks.items()}
+    name = max(offered, key=lambda name: float(offered[name]["held_out_accuracy"]))
+    best = offered[name]
+    return {"name": name, "network": networks[name]["network"], "members": best.get("members", 1)} | {
+        measure: best[measure] for measure in ("held_out_accuracy", "accuracy")
     }

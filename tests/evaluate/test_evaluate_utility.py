@@ -116,3 +116,34 @@ def test_a_last_batch_of_one_image_is_avoided() -> None:
     # 129 images are trained on: two batches, not 128 and 1, which batch normalisation could not take at 1x1
     images = bright_and_dark(143, 0, shape=(4, 4))
     assert train_classifier("resnet", images, CPU, "odd", 1).epoch == 1
+
+
+def test_an_ensemble_is_the_mean_of_its_members_and_the_best_is_selected_without_the_test_set() -> None:
+    """Against a loop of single trainings; the noisier labels make members disagree."""
+    train, test = bright_and_dark(200, 0), bright_and_dark(60, 1)
+    assert train.labels is not None
+    assert test.labels is not None
+    flipped = np.where(np.random.default_rng(2).random(200) < 0.35, 1 - train.labels, train.labels)
+    train = replace(train, labels=flipped)
+    found = measure_utility(train, test, CPU, "synthetic", ["small", "resnet"], 1, ensemble=3)
+    for name in ("small", "resnet"):
+        members = [train_classifier(name, train, CPU, "alone", 1, seed) for seed in range(3)]
+        with torch.no_grad():
+            pixels = torch.from_numpy(test.images)[:, None].float() / 127.5 - 1
+            logits = [one.network(pixels) for one in members]
+        votes = sum(one.softmax(1) for one in logits).argmax(1).numpy()
+        told = found["networks"][name]["ensemble"]
+        assert told["accuracy"] == pytest.approx((votes == test.labels).mean())
+        alone = [(one.argmax(1).numpy() == test.labels).mean() for one in logits]
+        assert told["accuracies"] == pytest.approx(alone)
+        assert found["networks"][name]["accuracy"] == pytest.approx(alone[0])
+        # all members leave out the same tenth
+        assert len({one.held_out.tobytes() for one in members}) == 1
+        assert len(members[0].held_out) == 20
+    best = max(("small", "resnet"), key=lambda name: found["networks"][name]["ensemble"]["held_out_accuracy"])
+    assert found["selected"]["name"] == best
+    assert found["selected"]["accuracy"] == found["networks"][best]["ensemble"]["accuracy"]
+    assert found["selected"]["members"] == 3
+    once = measure_utility(train, test, CPU, "synthetic", ["small"], 1)
+    assert "ensemble" not in once["networks"]["small"]
+    assert once["networks"]["small"]["accuracy"] == found["networks"]["small"]["accuracy"]

@@ -1,0 +1,103 @@
+"""DP diffusion's generator: from noise to pixels by the denoiser alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rapid.bundle import Bundle
+from rapid.data import to_uint8
+from rapid.diffusion.solvers import Solver, late_grid
+from rapid.errors import InputError
+from rapid.methods.dp_diffusion.networks import build_schedule, from_patches
+from rapid.methods.dp_diffusion.public_stage import DENOISER
+from rapid.methods.dp_diffusion.settings import DpDiffusionSettings, PixelSamplingSettings
+from rapid.nn import Denoiser
+from rapid.runtime import place
+from rapid.sampling.solver_trajectories import Entry, Phase, Route, SolverTrajectories
+from rapid.sampling.streams import Streams, normal
+
+
+class PixelGenerator:
+    """Samples from a public or private bundle; implements `rapid.sampling.generator.Generator`.
+
+    Args:
+        bundle: a public or a private bundle.
+        device: where the network runs.
+        settings: of generation; default: the bundle's own.
+    """
+
+    attempts = 1
+    records = 0
+
+    def __init__(self, bundle: Bundle, device: torch.device, settings: PixelSamplingSettings | None = None) -> None:
+        own = bundle.settings_as(DpDiffusionSettings)
+        self.bundle, self.device, self.image_shape = bundle, device, bundle.image_shape
+        self.settings = settings or own.generation
+        self.latent_shape: tuple[int, ...] = own.latent_shape
+        self._patch = own.denoiser.patch
+        self._denoiser = place(bundle.component(DENOISER, Denoiser), device)
+        # a public bundle may have labelled images, but a network that was not told their classes
+        self.classes: tuple[str, ...] = bundle.classes if self._denoiser.num_classes else ()
+        self._schedule = build_schedule(own.schedule)
+        self._routes: dict[int, Route] = {}
+
+    @property
+    def steps(self) -> int:
+        """Network calls of an image whose request names none, except for rounding."""
+        return self.settings.steps
+
+    @property
+    def max_steps(self) -> int:
+        """T."""
+        return self._schedule.timesteps
+
+    @property
+    def batch_size(self) -> int:
+        """Rows per network call when nothing else is served."""
+        return self.settings.batch_size
+
+    def calls(self, steps: int | None = None) -> int:
+        """Network calls of one image."""
+        return sum(len(phase.solver.timesteps) for phase in self.route(steps))
+
+    def trajectories(self) -> SolverTrajectories:
+        """Make an empty set of rows."""
+        return SolverTrajectories(self)
+
+    def decode(self, latents: Tensor) -> NDArray[np.uint8]:
+        """Images, uint8 (n, H, W) or (n, H, W, 3), of pixels in patches, float (n, c, h, w)."""
+        return to_uint8(from_patches(latents, self._patch))
+
+    def label(self, images: NDArray[np.uint8]) -> None:
+        """None: there is no probe."""
+        return
+
+    def record_images(self, records: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """There is no knowledge base.
+
+        Raises:
+            InputError: always; the field is "record".
+        """
+        raise InputError("record", "the model has no knowledge base", records[0])
+
+    def route(self, steps: int | None = None) -> Route:
+        """The network calls of an image: timesteps T // steps apart, from T."""
+        stride = max(1, self.max_steps // (steps or self.settings.steps))
+        if stride not in self._routes:
+            grid = late_grid(self.max_steps, stride)
+            solver = Solver.build(self.settings.sampler, self._schedule, grid, stride)
+            self._routes[stride] = (Phase(solver, (DENOISER,) * len(solver.timesteps)),)
+        return self._routes[stride]
+
+    def enter(self, phase: int, streams: Streams, labels: NDArray[np.int64] | None, x: Tensor | None) -> Entry:
+        """Noise; see `SolverModel`."""
+        return Entry(torch.from_numpy(normal(streams, self.latent_shape)).to(self.device))
+
+    @torch.no_grad()
+    def predict(self, network: str, x: Tensor, t: Tensor, labels: NDArray[np.int64] | None) -> Tensor:
+        """The noise in x_t; see `SolverModel`."""
+        null = self._denoiser.null_labels(len(x))
+        return self._denoiser(x, t, null if labels is None else torch.from_numpy(labels).to(self.device))

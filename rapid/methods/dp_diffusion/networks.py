@@ -1,0 +1,137 @@
+"""The denoiser of pixels: how it is built, trained on public images, and given the classes of private ones."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from rapid.config.sections import ViewSettings
+from rapid.data import to_unit_range
+from rapid.data.subset import Images
+from rapid.data.views import DRAWS, random_views
+from rapid.diffusion import Schedule
+from rapid.diffusion.losses import noise_prediction_loss
+from rapid.diffusion.timesteps import TimestepMixture
+from rapid.methods.dp_diffusion.settings import LinearScheduleSettings, MixtureSettings, PixelDenoiserSettings
+from rapid.nn import Denoiser
+from rapid.training import Checkpoint
+from rapid.training.public import train
+from rapid.training.recipe import Recipe
+
+NEW_CLASSES = 0.1
+"""Standard deviation of new class embeddings around the null class of a network that knows no classes."""
+
+
+class PixelShape(Protocol):
+    """The settings that shape a denoiser."""
+
+    @property
+    def denoiser(self) -> PixelDenoiserSettings:
+        """Widths, depth and attention."""
+        ...
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of an image with its patches as channels."""
+        ...
+
+
+class PixelDenoiserRecipe(Recipe):
+    """All inputs of the public denoiser."""
+
+    views: ViewSettings
+    schedule: LinearScheduleSettings
+    timesteps: MixtureSettings
+    denoiser: PixelDenoiserSettings
+    latent_shape: tuple[int, int, int]
+
+
+def build_denoiser(shape: PixelShape, num_classes: int) -> Denoiser:
+    """A new denoiser with random weights; `num_classes` is 0 for a network that knows the null class only."""
+    if not shape.denoiser.adaptive_norm:
+        return Denoiser.build(shape, num_classes)
+    with torch.device("meta"):
+        config = Denoiser.build(shape, num_classes).config
+    network = config["network"] | {"resnet_time_scale_shift": "scale_shift"}
+    if shape.denoiser.conditioning == "embedding":
+        # diffusers would leave out the normalisation before the attention in the middle
+        network["attn_norm_num_groups"] = network["norm_num_groups"]
+    return Denoiser(config | {"network": network})
+
+
+def build_schedule(settings: LinearScheduleSettings) -> Schedule:
+    """The variance schedule."""
+    return Schedule.linear(settings.timesteps, settings.beta_start, settings.beta_end)
+
+
+def to_patches(images: Tensor, patch: int) -> Tensor:
+    """Pixels of patch x patch as channels: (N, C, H, W) -> (N, C patch^2, H / patch, W / patch)."""
+    return F.pixel_unshuffle(images, patch)
+
+
+def from_patches(latents: Tensor, patch: int) -> Tensor:
+    """The inverse of `to_patches`."""
+    return F.pixel_shuffle(latents, patch)
+
+
+def train_denoiser(
+    recipe: PixelDenoiserRecipe,
+    images: Images,
+    labels: NDArray[np.int64],
+    num_classes: int,
+    device: torch.device,
+    checkpoint: Checkpoint,
+) -> Denoiser:
+    """Train on views of public images by the plain loss, with timesteps of the mixture.
+
+    Args:
+        recipe: shape and training.
+        images: uint8 (N, H, W) or (N, H, W, 3).
+        labels: int64 (N,), all `num_classes` (the null class) without classes.
+        num_classes: number of classes that are learnt.
+        device: where to train.
+        checkpoint: of the training state.
+
+    Raises:
+        Stopped: a stop was requested; the state is saved.
+    """
+    torch.manual_seed(0)
+    own = recipe.denoiser
+    model = build_denoiser(recipe, num_classes).to(device)
+    if not own.pretrained:
+        return model
+    schedule = build_schedule(recipe.schedule).to(device)
+    mixture = TimestepMixture(recipe.timesteps.weights, recipe.timesteps.breaks)
+
+    def loss(generator: torch.Generator) -> Tensor:
+        count = own.training.batch_size
+        chosen = torch.randint(len(images), (count,), generator=generator).numpy()
+        # drawn on the CPU, so that a step draws the same numbers on any device
+        views = torch.rand(count, DRAWS, generator=generator).to(device)
+        t = mixture.quantile(torch.rand(count, generator=generator, dtype=torch.float64)).to(device)
+        dropped = torch.rand(count, generator=generator) < own.label_dropout
+        y = torch.where(dropped, num_classes, torch.from_numpy(labels[chosen])).to(device)
+        x = to_patches(random_views(to_unit_range(images[chosen], device), recipe.views, views), own.patch)
+        eps = torch.randn(x.shape, generator=generator).to(device)
+        return noise_prediction_loss(model, schedule, x, y, t, eps).mean()
+
+    train("denoiser", model, loss, own.training, checkpoint)
+    return model
+
+
+@torch.no_grad()
+def with_private_classes(public: Denoiser, num_classes: int) -> Denoiser:
+    """A copy of a public denoiser with new classes, chosen without private images; see `Denoiser.with_classes`.
+
+    A network without classes has seen the null class only, so the new embeddings stay close to it.
+    """
+    denoiser = public.with_classes(num_classes)
+    if not public.num_classes:
+        table = denoiser.class_table.weight
+        table[:-1] = table[-1] + NEW_CLASSES * (table[:-1] - table[-1])
+    return denoiser
