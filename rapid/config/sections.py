@@ -64,6 +64,19 @@ class AugmentationSettings(Section):
     augment: AugmentSettings = AugmentSettings()
 
 
+class ViewSettings(Section):
+    """Random views of an image for a classifier: rotation and scale, crop after padding, mirroring, Cutout."""
+
+    rotate: float = Field(0.0, ge=0, description="degrees, uniform in +-")
+    scale: float = Field(0.0, ge=0, lt=1, description="relative size, uniform in 1 +-")
+    shift: int = Field(4, ge=0, description="pixels of padding on each side before a random crop to the same size")
+    flip: bool = Field(False, description="mirror half of the views left to right: not for letters and digits")
+    cutout: int = Field(0, ge=0, description="side of the square that is blanked at a random place, in pixels; 0: none")
+    border: Literal["black", "reflect"] = Field(
+        "black", description="pixels from outside the image: black suits white strokes, reflect photographs"
+    )
+
+
 class ScheduleSettings(Section):
     """The variance schedule, "scaled linear": beta_t = (linear from sqrt(start) to sqrt(end)) squared."""
 

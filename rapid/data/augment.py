@@ -22,8 +22,17 @@ def augment(images: Tensor, settings: AugmentSettings, generator: torch.Generato
     Returns:
         float (N, C, H, W) in [-1, 1].
     """
-    count = len(images)
-    draws = torch.rand(6, count, generator=generator).to(images.device)
+    return transformed(images, settings, torch.rand(6, len(images), generator=generator).to(images.device))
+
+
+def transformed(images: Tensor, settings: AugmentSettings, draws: Tensor) -> Tensor:
+    """As `augment`, by given draws.
+
+    Args:
+        images: float (N, C, H, W) in [-1, 1].
+        settings: the ranges.
+        draws: uniform on [0, 1], float (6, N): rotation, scale, mirroring, shift right, shift down, brightness.
+    """
     symmetric = 2 * draws - 1
     angle = symmetric[0] * math.radians(settings.rotate)
     # affine_grid maps output to input coordinates, so enlarging means reading a smaller region
