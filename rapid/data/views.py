@@ -14,7 +14,7 @@ from rapid.config.sections import AugmentSettings, ViewSettings
 from rapid.data.augment import transformed
 
 DRAWS = 7
-"""Uniform numbers for a view: rotation, scale, crop (vertical, horizontal), mirroring, Cutout (vertical, horizontal)."""
+"""Uniform numbers for a view: rotation, scale, crop (down, right), mirroring, Cutout (down, right)."""
 
 
 def random_views(images: Tensor, draws: Tensor, settings: ViewSettings) -> Tensor:

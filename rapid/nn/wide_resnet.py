@@ -1,8 +1,8 @@
 """A wide residual network without batch normalisation, for private training: group norm and standardised weights.
 
-Sources: Zagoruyko and Komodakis: Wide Residual Networks (2016), pre-activation blocks; De, Berrada, Hayes, Smith, Balle:
-Unlocking High-Accuracy Differentially Private Image Classification through Scale (2022), group normalisation with 16
-groups instead of batch normalisation, and weight standardisation (Qiao et al. 2019).
+Sources: Zagoruyko and Komodakis: Wide Residual Networks (2016), pre-activation blocks; De, Berrada, Hayes, Smith, and
+Balle: Unlocking High-Accuracy Differentially Private Image Classification through Scale (2022), with 16 groups instead
+of batch normalisation, and standardised weights (Qiao et al. 2019).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def standardised(weight: Tensor) -> Tensor:
 class StandardisedConv2d(nn.Conv2d):
     """A convolution with standardised filters: it does not depend on the mean or, almost, the scale of a filter."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in torch
         """As `nn.Conv2d`."""
         return self._conv_forward(input, standardised(self.weight), self.bias)
 

@@ -1,4 +1,4 @@
-"""The protocol of classifiers, and images as clients send them: all that command line and server know of a classifier."""
+"""The protocol of classifiers, and images as clients send them: what command line and server know of a classifier."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_radius_zero_is_the_plain_gradient_and_one_call() -> None:
 
 def test_a_gradient_of_zero_and_an_unused_parameter_move_nothing() -> None:
     w, unused = torch.zeros(3, requires_grad=True), torch.ones(2, requires_grad=True)
-    backward_sharp([w, unused], lambda: (w**2).sum(), 0.1)
+    backward_sharp([w, unused], lambda: w.square().sum(), 0.1)
     assert w.grad is not None
     assert w.grad.tolist() == [0, 0, 0]
     assert unused.grad is None

@@ -1,4 +1,4 @@
-"""The private stage: DP-SGD of the whole classifier, with several views of an image, from the warm-up or from scratch."""
+"""The private stage: DP-SGD of the classifier, with several views of an image, from the warm-up or from scratch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import rapid.methods.dp_classifier.standardised  # noqa: F401 - adds the rule of its convolutions
 from rapid.bundle import Bundle, Component
 from rapid.data import to_unit_range
 from rapid.data.units import ONE_PERSON, plural
@@ -18,7 +19,6 @@ from rapid.dp.randomness import Randomness
 from rapid.dp.releases import DpSgdSpec
 from rapid.errors import InputError
 from rapid.methods.base import Description
-from rapid.methods.dp_classifier import standardised as standardised  # adds the rule of its layers
 from rapid.methods.dp_classifier.images import NAME as IMAGES
 from rapid.methods.dp_classifier.images import LabelledImages
 from rapid.methods.dp_classifier.public_gradient import PublicGradient
