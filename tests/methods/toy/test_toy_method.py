@@ -150,7 +150,7 @@ def test_it_has_no_public_stage(environment: dict[str, str], letters: Path, tmp_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--method", "no-such"], "--method no-such: is unknown; choose one of class-means, rapid"),
+        (["--method", "no-such"], "--method no-such: is unknown; choose one of class-means, "),
         (["--method", "rapid"], "--base: rapid needs a public bundle"),
         ([], "--base: give a public bundle, or a --method that needs none"),
         (["--method", "class-means", "--set", "private.bound=-1"], "--set private.bound: Input should be greater"),
