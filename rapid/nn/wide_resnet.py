@@ -76,7 +76,7 @@ class WideResNet(StoredNetwork):
         self.classes: tuple[str, ...] = tuple(config["classes"])
         groups, blocks = config["groups"], (config["depth"] - 4) // 6
         self.stem = _convolution(config["image_channels"], STEM, 3, config["stride"])
-        inputs, stages = STEM, []
+        inputs, stages = STEM, list[nn.Module]()
         for stage in range(3):
             outputs = (STEM << stage) * config["width"]
             for number in range(blocks):

@@ -31,7 +31,7 @@ def backward_sharp(parameters: Sequence[Tensor], loss: Callable[[], Tensor], rho
     """
     value = loss()
     if rho == 0:
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value.detach()
     gradients = torch.autograd.grad(value, list(parameters), allow_unused=True)
     pairs = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
@@ -40,7 +40,7 @@ def backward_sharp(parameters: Sequence[Tensor], loss: Callable[[], Tensor], rho
     with torch.no_grad():
         for parameter, gradient in pairs:
             parameter.add_(gradient * (rho / (norm + TINY)))
-    loss().backward()  # type: ignore[no-untyped-call]
+    loss().backward()
     with torch.no_grad():
         # copies, because subtracting what was added would leave rounding errors
         for (parameter, _), old in zip(pairs, before, strict=True):

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 from rapid_server.app import create_app
 from rapid_server.engine import ClientFullError, EngineFailedError, EngineFullError, EngineStoppedError
@@ -123,7 +124,7 @@ class Slow:
         self.bundle, self.classes, self.image_shape = classifier.bundle, classifier.classes, classifier.image_shape
         self.go, self.failing = threading.Event(), False
 
-    def probabilities(self, images: np.ndarray) -> np.ndarray:
+    def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         assert self.go.wait(60)
         if self.failing:
             raise RuntimeError("out of memory in /secret/path")

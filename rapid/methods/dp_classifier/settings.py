@@ -54,7 +54,7 @@ class ClassifierPrivateSettings(DpSgdSettings):
 
     expected_batch: int = Field(1024, ge=1)
     steps: int = Field(300, ge=1)
-    learning_rate: float = Field(1.0, gt=0)
+    learning_rate: float = Field(0.3, gt=0)
     optimizer: Literal["adam", "momentum"] = Field("momentum", description="momentum: gradient descent, momentum 0.9")
     multiplicity: int = Field(
         4, ge=1, description="views of an image whose gradients are averaged before clipping; the paper: 16"
