@@ -37,7 +37,8 @@ class StandardisedConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in torch
         """As `nn.Conv2d`."""
-        return self._conv_forward(input, standardised(self.weight), self.bias)
+        found: Tensor = self._conv_forward(input, standardised(self.weight), self.bias)
+        return found
 
 
 class Widths(Protocol):
