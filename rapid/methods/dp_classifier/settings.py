@@ -19,7 +19,7 @@ from rapid.config.sections import (
 class NetworkSettings(Section):
     """The wide residual network; WRN-16-4 of the paper has depth 16 and width 4."""
 
-    depth: int = Field(10, ge=10, description="number of layers, 6 n + 4 for n blocks in each of the three stages")
+    depth: int = Field(16, ge=10, description="number of layers, 6 n + 4 for n blocks in each of the three stages")
     width: int = Field(1, ge=1, description="factor of the widths 16, 32, 64 of the stages")
     groups: int = Field(16, ge=1, description="of the group normalisations")
     stride: Literal[1, 2] = Field(2, description="of the first convolution; 2 takes a quarter of the time")
