@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings as hypothesis_settings
+from methods.tiny import TINY as METHODS
 from tests_support import TINY
 
 from rapid.bundle import Bundle
 from rapid.data import load_images, sample_path
-from rapid.methods import load_settings
+from rapid.methods import apply_overrides, load_settings
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.stages.private import train_private_bundle
 from rapid.stages.public import build_public_bundle
@@ -92,6 +93,14 @@ def private_bundle(
     return train_private_bundle(
         public_bundle, digits, out, tiny_settings, epsilon=10.0, delta=None, device=CPU, resume=False
     ).path
+
+
+@pytest.fixture(scope="session")
+def classifier_bundle(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Path:
+    """A finished tiny private bundle of a classifier with the classes 0 to 9."""
+    out = tmp_path_factory.mktemp("classifiers") / "classifier"
+    chosen = apply_overrides(METHODS["dp-classifier"]["settings"] | {"method": "dp-classifier"}, [])
+    return train_private_bundle(None, digits, out, chosen, epsilon=8.0, delta=None, device=CPU, resume=False).path
 
 
 @pytest.fixture(scope="session")

@@ -117,7 +117,7 @@ def test_the_server_knows_only_sampling_and_bundles() -> None:
     for module, file in SERVER.items():
         used = {name for name in imports(file, module) if name.startswith("rapid.")}
         extra = {name for name in used if not name.startswith(SERVER_MAY)}
-        allowed = {"rapid.methods", "rapid.methods.open_generator"} if module == "rapid_server.run" else set()
+        allowed = {"rapid.methods", "rapid.methods.open_model"} if module == "rapid_server.run" else set()
         assert extra <= allowed | {"rapid.__version__"}
 
 

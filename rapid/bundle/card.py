@@ -10,6 +10,9 @@ from rapid.bundle.format import BundleConfig
 from rapid.data.units import ONE_PERSON
 from rapid.rounding import rounded_down, rounded_up
 
+CLASSIFICATION = "image-classification"
+"""The task of a classifier, which its method states as the fact `task`."""
+
 _USE = """In Python:
 
 ```python
@@ -17,6 +20,17 @@ from rapid.interop.pipeline import RapidPipeline
 
 images = RapidPipeline.from_pretrained("THIS")(num_images=8).images
 ```"""
+
+
+_USE_GENERATOR = f"""Use: `rapid generate --model THIS --count 100 --out images.npz`, or `rapid serve --model THIS`.
+{_USE}"""
+_USE_CLASSIFIER = "Use: `rapid predict --model THIS --data PATH --out predictions.csv`, or `rapid serve --model THIS`."
+_LIMITS_GENERATOR = """\
+Not for: facts about single people, or conclusions that rest on rare cases; differential privacy hides exactly these.
+Synthetic images do not replace validation on real data."""
+_LIMITS_CLASSIFIER = """The guarantee covers the images that it was trained on, not those that it is asked to classify.
+Rare cases are learned less well: differential privacy hides exactly these."""
+GENERATION = "unconditional-image-generation"
 
 
 def privacy_in_words(statement: dict[str, Any]) -> str:
@@ -64,7 +78,9 @@ def public_card(config: BundleConfig, about: str) -> str:
     """
     public = config.public
     assert public is not None
-    return f"""{_front_matter("image-generation")}
+    classifies = _classifies(config)
+    tag = CLASSIFICATION if classifies else "image-generation"
+    return f"""{_front_matter(tag, task=CLASSIFICATION if classifies else GENERATION)}
 # Public bundle ({config.settings.get("preset") or config.method})
 
 Made by rapid {config.rapid}, method {config.method}, from public images only: {", ".join(public.sources)}
@@ -74,7 +90,7 @@ Made by rapid {config.rapid}, method {config.method}, from public images only: {
 
 Classes: {", ".join(config.classes) or "none (unlabelled)"}.
 It holds no private information. Next: `rapid train-private --base THIS --private PATH --epsilon 1 --out DIR`.
-{_USE}
+{"" if classifies else _USE}
 """
 
 
@@ -87,8 +103,15 @@ def private_card(config: BundleConfig, statement: dict[str, Any], about: str) ->
         about: the method's description of the bundle.
     """
     rows = "\n".join(_row(release) for release in statement["releases"])
-    return f"""{_front_matter("image-generation", "synthetic-data", "differential-privacy")}
-# Synthetic images with differential privacy
+    classifies = _classifies(config)
+    if classifies:
+        head = _front_matter(CLASSIFICATION, "differential-privacy", task=CLASSIFICATION)
+        title, use, limits = "Image classifier with differential privacy", _USE_CLASSIFIER, _LIMITS_CLASSIFIER
+    else:
+        head = _front_matter("image-generation", "synthetic-data", "differential-privacy")
+        title, use, limits = "Synthetic images with differential privacy", _USE_GENERATOR, _LIMITS_GENERATOR
+    return f"""{head}
+# {title}
 
 {privacy_in_words(statement)}
 
@@ -102,11 +125,9 @@ def private_card(config: BundleConfig, statement: dict[str, Any], about: str) ->
 {about.strip()}
 Classes: {", ".join(config.classes) or "none (unconditional)"}.
 
-Use: `rapid generate --model THIS --count 100 --out images.npz`, or `rapid serve --model THIS`.
-{_USE}
+{use}
 
-Not for: facts about single people, or conclusions that rest on rare cases; differential privacy hides exactly these.
-Synthetic images do not replace validation on real data.
+{limits}
 """
 
 
@@ -120,7 +141,11 @@ def _row(release: dict[str, Any]) -> str:
     )
 
 
-def _front_matter(*tags: str) -> str:
+def _classifies(config: BundleConfig) -> bool:
+    return bool(config.facts.get("task") == CLASSIFICATION)
+
+
+def _front_matter(*tags: str, task: str = GENERATION) -> str:
     """Metadata of a model card of the Hugging Face Hub.
 
     The licence is the user's to choose. The names of image sets are not those of data sets of the Hub, which
@@ -129,7 +154,7 @@ def _front_matter(*tags: str) -> str:
     metadata = {
         "license": "unknown",
         "library_name": "rapid",
-        "pipeline_tag": "unconditional-image-generation",
+        "pipeline_tag": task,
         "tags": ["rapid", *tags],
     }
     return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n"

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 
+from rapid.errors import InputError
 from rapid.evaluate import Request, check_target, write_report
 from rapid.evaluate import evaluate as run
+from rapid.evaluate.classification import evaluate_classifier, picture_beside, write_classification
 from rapid.evaluate.networks import CLASSIFIERS
 from rapid.evaluate.report import beside
-from rapid.methods import open_generator
+from rapid.methods import open_classifier, open_generator
 from rapid.runtime import choose_device
 
 
 def evaluate(options: argparse.Namespace) -> None:
     """`rapid evaluate`."""
+    if options.synthetic is None:
+        _evaluate_classifier(options)
+        return
     check_target(options.out)
     names = tuple(name.strip() for name in options.classifiers.split(","))
     request = Request(
@@ -34,4 +39,20 @@ def evaluate(options: argparse.Namespace) -> None:
     print("\n".join(report.summary()))
     page, picture = beside(options.out)
     print(f"report: {options.out}\npage: {page}\nclosest pairs: {picture}")
+    print(report.content["notice"])
+
+
+def _evaluate_classifier(options: argparse.Namespace) -> None:
+    """Of a classifier, no images are generated and no networks are trained."""
+    if options.model is None:
+        raise InputError("synthetic", "give the images to evaluate, or leave it out and give a classifier as --model")
+    for name in ("train_real", "public", "inception"):
+        if getattr(options, name):
+            raise InputError(name, "is for synthetic images; leave it out for a classifier")
+    check_target(options.out)
+    model = open_classifier(options.model, options.device)
+    report = evaluate_classifier(model, options.real, options.label_column)
+    write_classification(report, options.out)
+    print("\n".join(report.summary()))
+    print(f"report: {options.out}\nconfusion matrix: {picture_beside(options.out)}")
     print(report.content["notice"])

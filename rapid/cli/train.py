@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rapid.bundle import Bundle
-from rapid.bundle.card import privacy_in_words
+from rapid.bundle.card import CLASSIFICATION, privacy_in_words
 from rapid.cli.build import MINUTES, refuse_minutes, settings_without_base
 from rapid.cli.tables import plan_table
 from rapid.config.presets import private_settings
@@ -131,7 +131,10 @@ def train_private(options: argparse.Namespace) -> None:
     assert bundle.privacy is not None
     print(f"private bundle: {bundle.path}")
     print(privacy_in_words(bundle.privacy))
-    print(f"next: rapid generate --model {bundle.path} --count 100 --out images.npz")
+    if bundle.config.facts.get("task") == CLASSIFICATION:
+        print(f"next: rapid predict --model {bundle.path} --data PATH --out predictions.csv")
+    else:
+        print(f"next: rapid generate --model {bundle.path} --count 100 --out images.npz")
 
 
 def _automatic(options: argparse.Namespace) -> AutomaticChoice | None:

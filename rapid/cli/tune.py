@@ -18,6 +18,8 @@ from rapid.dp.selection import Selection
 from rapid.dp.trials import LARGEST_MEAN, LARGEST_SHAPE, Trials
 from rapid.errors import InputError
 from rapid.evaluate.scoring import train_labeller
+from rapid.methods import find_method
+from rapid.methods.base import Classifying
 from rapid.rounding import rounded_up
 from rapid.runtime import choose_device
 from rapid.stages.tuned import Scoring, tune_private_bundle
@@ -103,6 +105,10 @@ def _candidates(options: argparse.Namespace) -> dict[str, MethodSettings]:
             if not own:
                 raise
             raise InputError("candidates", f"'{name}': {error}", options.candidates) from None
+        method: object = find_method(found[name].method)
+        if isinstance(method, Classifying):
+            # its score would need synthetic images
+            raise InputError("method", "makes no images, by which trials are compared", found[name].method)
     return found
 
 

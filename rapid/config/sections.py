@@ -56,25 +56,26 @@ class AugmentSettings(Section):
     )
 
 
-class ViewSettings(Section):
-    """Random views of an image. Crops and mirroring move whole pixels; turning and scaling interpolate."""
-
-    shift: int = Field(0, ge=0, description="pixels, uniform in +-: a random crop of the padded image")
-    flip: bool = Field(False, description="mirror left to right: not for letters")
-    rotate: float = Field(0.0, ge=0, description="degrees, uniform in +-")
-    size: float = Field(1.0, gt=0, description="middle of the relative size")
-    scale: float = Field(0.0, ge=0, lt=1, description="relative size over its middle, uniform in 1 +-")
-    border: Literal["black", "reflect"] = Field(
-        "black", description="pixels from outside the image: black suits white strokes, reflect photographs"
-    )
-
-
 class AugmentationSettings(Section):
     """Random views of the public images, the public sets in equal parts: more variety where there are few images."""
 
     training: int = Field(0, ge=0, description="views of D_pre for the denoiser; 0: the images as they are")
     reference: int = Field(0, ge=0, description="views of D_ref in the knowledge base; 0: the images as they are")
     augment: AugmentSettings = AugmentSettings()
+
+
+class ViewSettings(Section):
+    """Random views of an image: rotation and scale, crop after padding, mirroring, Cutout."""
+
+    rotate: float = Field(0.0, ge=0, description="degrees, uniform in +-")
+    size: float = Field(1.0, gt=0, description="middle of the relative size")
+    scale: float = Field(0.0, ge=0, lt=1, description="relative size over its middle, uniform in 1 +-")
+    shift: int = Field(0, ge=0, description="pixels of padding on each side before a random crop to the same size")
+    flip: bool = Field(False, description="mirror half of the views left to right: not for letters and digits")
+    cutout: int = Field(0, ge=0, description="side of the square that is blanked at a random place, in pixels; 0: none")
+    border: Literal["black", "reflect"] = Field(
+        "black", description="pixels from outside the image: black suits white strokes, reflect photographs"
+    )
 
 
 class ScheduleSettings(Section):

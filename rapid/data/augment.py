@@ -22,19 +22,16 @@ def augment(images: Tensor, settings: AugmentSettings, generator: torch.Generato
     Returns:
         float (N, C, H, W) in [-1, 1].
     """
-    return augment_by(images, settings, torch.rand(6, len(images), generator=generator).to(images.device))
+    return transformed(images, settings, torch.rand(6, len(images), generator=generator).to(images.device))
 
 
-def augment_by(images: Tensor, settings: AugmentSettings, draws: Tensor) -> Tensor:
-    """Augment every image once, by given draws.
+def transformed(images: Tensor, settings: AugmentSettings, draws: Tensor) -> Tensor:
+    """As `augment`, by given draws.
 
     Args:
         images: float (N, C, H, W) in [-1, 1].
         settings: the ranges.
-        draws: uniform in [0, 1], float (6, N), on the device of the images.
-
-    Returns:
-        float (N, C, H, W) in [-1, 1].
+        draws: uniform on [0, 1], float (6, N): rotation, scale, mirroring, shift right, shift down, brightness.
     """
     symmetric = 2 * draws - 1
     angle = symmetric[0] * math.radians(settings.rotate)

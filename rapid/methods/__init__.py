@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from rapid.config.presets import DEFAULT_METHOD, Tree, build_settings, generation_settings, preset_tree
 from rapid.config.sections import MethodSettings
 from rapid.errors import InputError
-from rapid.methods.base import Method
+from rapid.methods.base import Classifying, Method
 
 if TYPE_CHECKING:
     import torch
 
     from rapid.bundle import Bundle
+    from rapid.sampling.classifier import Classifier
     from rapid.sampling.generator import Generator
 
 GROUP = "rapid.methods"
@@ -95,8 +96,47 @@ def generator_of(bundle: Bundle, device: torch.device, overrides: Sequence[str] 
     settings = generation_settings(bundle.settings_as(method.settings), overrides)
     generator = method.generator(bundle, device, settings.generation)
     if generator is None:
-        raise InputError("model", f"was made by {method.name}, which makes no images", bundle.path)
+        hint = "; use rapid predict" if isinstance(method, Classifying) else ""
+        raise InputError("model", f"was made by {method.name}, which makes no images{hint}", bundle.path)
     return generator
+
+
+def open_classifier(path: Path, device: str = "auto") -> Classifier:
+    """Open a bundle of any method that classifies images.
+
+    Args:
+        path: a bundle.
+        device: auto, cpu or cuda.
+
+    Raises:
+        InputError: not a finished bundle, a bundle that does not classify, or an unknown device.
+    """
+    from rapid.bundle import Bundle
+    from rapid.runtime import choose_device
+
+    bundle = Bundle.open(path, "model")
+    method: object = find_method(bundle.config.method)
+    if isinstance(method, Classifying):
+        return method.classifier(bundle, choose_device(device))
+    raise InputError("model", f"was made by {bundle.config.method}, which does not classify images", path)
+
+
+def open_model(path: Path, device: str = "auto") -> Generator | Classifier:
+    """Open a bundle of any method: a classifier if it classifies, or else a generator.
+
+    Args:
+        path: a bundle.
+        device: auto, cpu or cuda.
+
+    Raises:
+        InputError: not a finished bundle, or an unknown device.
+    """
+    from rapid.bundle import Bundle
+    from rapid.runtime import choose_device
+
+    bundle, place = Bundle.open(path, "model"), choose_device(device)
+    method: object = find_method(bundle.config.method)
+    return method.classifier(bundle, place) if isinstance(method, Classifying) else generator_of(bundle, place)
 
 
 def _own() -> dict[str, str]:

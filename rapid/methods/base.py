@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rapid.dp.audit import Subject
     from rapid.dp.budget import Budget
     from rapid.dp.releases import DpSgdSpec, QuerySpec
+    from rapid.sampling.classifier import Classifier
     from rapid.sampling.generator import Generator
 
 S = TypeVar("S", bound=MethodSettings)
@@ -38,10 +39,13 @@ class PublicImages:
     Attributes:
         images: N images with their labels.
         sources: number of the set of each image, int64 (N,).
+        names: of the classes as the sets have them, in the order of `images.classes`, whose names are prefixed where
+            several sets share one.
     """
 
     images: ImageSet
     sources: NDArray[np.int64]
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,8 @@ class Method(Protocol[S]):
     Attributes:
         name: as in `--method` and in `settings.method`.
         settings: the class of its settings.
-        has_public_stage: whether `build-kb` makes a base for it, which `train-private` then requires.
+        has_public_stage: whether `build-kb` makes a base for it, which `train-private` then requires, unless the
+            method is an `OptionalBase`.
     """
 
     name: str
@@ -174,6 +179,25 @@ class Method(Protocol[S]):
 
     def generator(self, bundle: Bundle, device: torch.device, generation: SamplingSettings) -> Generator | None:
         """A generator of images, with generation settings of the method's own class; None for a classifier."""
+
+
+@runtime_checkable
+class OptionalBase(Protocol):
+    """A method with a public stage that can also train without a base.
+
+    Attributes:
+        base_is_optional: True.
+    """
+
+    base_is_optional: bool
+
+
+@runtime_checkable
+class Classifying(Protocol):
+    """A method whose models classify images."""
+
+    def classifier(self, bundle: Bundle, device: torch.device) -> Classifier:
+        """The classifier of a bundle."""
 
 
 @runtime_checkable

@@ -29,7 +29,7 @@ from rapid.dp.statement import privacy_statement
 from rapid.errors import InputError
 from rapid.mapped import scratch_in, taken
 from rapid.methods import find_method
-from rapid.methods.base import Method
+from rapid.methods.base import Method, OptionalBase
 from rapid.rounding import as_typed, rounded_down
 from rapid.stages.automatic import AutomaticChoice
 from rapid.training import RunFolder
@@ -208,7 +208,7 @@ def method_and_base(
     method = find_method(settings.method)
     if settings.private.noise_source == "device" and device.type == "cpu":
         raise InputError("private.noise_source", "is for --device cuda; use chacha20 on a CPU", "device")
-    if method.has_public_stage and base is None:
+    if method.has_public_stage and base is None and not isinstance(method, OptionalBase):
         raise InputError("base", f"{method.name} needs a public bundle; make one with rapid build-kb")
     if not method.has_public_stage and base is not None:
         raise InputError("base", f"{method.name} has no public stage; leave it out", base)

@@ -59,6 +59,7 @@ def build_public_bundle(
         sets = [_fitted(path, part, settings.image) for path, part in zip(paths, loaded, strict=True)]
         del loaded  # may be large
         images = join(sets, "public")
+    names = tuple(name for part in sets for name in part.classes)
     sources = np.repeat(np.arange(len(sets)), [len(part) for part in sets])
     # augmented images are drawn from each set alike, so the division into sets matters
     fingerprint = f"{images.fingerprint()}-{len(sets)}"
@@ -73,7 +74,7 @@ def build_public_bundle(
         if is_finished(out):
             return Bundle.open(out, "out", "public")
         builder = BundleBuilder(run_folder, fingerprint, device, reuse)
-        found = method.train_public(builder, PublicImages(images, sources), settings)
+        found = method.train_public(builder, PublicImages(images, sources, names), settings)
         config = BundleConfig(
             kind="public",
             method=method.name,

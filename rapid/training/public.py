@@ -1,4 +1,4 @@
-"""Training of a public network by a plain loss: Adam, warm-up and cosine, weight average, resumable."""
+"""Training of a public network by a plain loss: warm-up and cosine, weight average, resumable."""
 
 from __future__ import annotations
 
@@ -10,13 +10,23 @@ from torch import Tensor, nn
 from rapid.config.sections import Training
 from rapid.training.checkpoint import Checkpoint
 from rapid.training.loop import Trainer, warmup_cosine
+from rapid.training.sam import backward_sharp
 
 SHOWN_EVERY = 10
 Loss = Callable[[torch.Generator], Tensor]
 """Draws a batch with the given generator and returns its loss, a scalar."""
 
 
-def train(title: str, network: nn.Module, loss: Loss, settings: Training, checkpoint: Checkpoint) -> None:
+def train(
+    title: str,
+    network: nn.Module,
+    loss: Loss,
+    settings: Training,
+    checkpoint: Checkpoint,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    rho: float = 0.0,
+) -> None:
     """Train `network` in place and leave the averaged weights in it, in evaluation mode.
 
     The generator of step n is seeded by n, so a resumed run makes the same draws as an uninterrupted run.
@@ -27,12 +37,14 @@ def train(title: str, network: nn.Module, loss: Loss, settings: Training, checkp
         loss: see `Loss`; draws from the CPU generator that it gets.
         settings: steps, learning rate, warm-up, average.
         checkpoint: training continues from its state if there is one.
+        optimizer: of those parameters; default: Adam.
+        rho: radius of sharpness-aware minimisation (see `rapid.training.sam`); 0: without it.
 
     Raises:
         Stopped: a stop was requested; the state is saved.
     """
     parameters = [p for p in network.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(parameters, lr=settings.learning_rate)
+    optimizer = optimizer or torch.optim.Adam(parameters, lr=settings.learning_rate)
     warmup_steps = min(settings.warmup_steps, settings.steps // 2)
     scheduler = warmup_cosine(optimizer, settings.steps, warmup_steps=warmup_steps)
     trainer = Trainer(network, optimizer, scheduler, ema_decay=settings.ema_decay)
@@ -40,8 +52,7 @@ def train(title: str, network: nn.Module, loss: Loss, settings: Training, checkp
         trainer.load_state_dict(saved)
 
     def backward(step: int) -> str | None:
-        value = loss(torch.Generator().manual_seed(step))
-        value.backward()
+        value = backward_sharp(parameters, lambda: loss(torch.Generator().manual_seed(step)), rho)
         return f"loss {value.item():.4f}" if (step + 1) % SHOWN_EVERY == 0 else None
 
     network.train()

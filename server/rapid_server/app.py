@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from rapid import __version__
 from rapid.errors import InputError
 from rapid.pictures import encode_png
+from rapid.sampling.classifier import Classifier
 from rapid_server import responses, schemas
 from rapid_server.auth import RequireToken, Tokens
 from rapid_server.connections import RejectExcessConnections
@@ -29,6 +30,7 @@ from rapid_server.logs import LogRequests
 from rapid_server.metrics import CountRequests, Metrics
 from rapid_server.models import ModelRegistry
 from rapid_server.openai_api import openai_router
+from rapid_server.prediction import Predictor, prediction_router
 from rapid_server.problems import problems
 from rapid_server.settings import ServerSettings
 
@@ -39,17 +41,19 @@ STATIC = Path(__file__).parent / "static"
 BODY_SECONDS = 30.0
 
 
-def create_app(generators: Mapping[str, Generator], settings: ServerSettings) -> FastAPI:
+def create_app(served: Mapping[str, Generator | Classifier], settings: ServerSettings) -> FastAPI:
     """Make the application that serves models by name.
 
     Its engine (`app.state.engine`) starts here and is closed when the application's lifespan ends.
 
     Args:
-        generators: models by name, at least one; the first is the default.
+        served: models by name, at least one; the first is the default.
         settings: limits, tokens, origins and batch size.
     """
     metrics = Metrics()
-    models = ModelRegistry(generators)
+    models = ModelRegistry(served)
+    classifiers = {name: one for name, one in served.items() if isinstance(one, Classifier)}
+    generators = {name: one for name, one in served.items() if not isinstance(one, Classifier)}
     engine = Engine(
         generators,
         batch=settings.batch,
@@ -58,10 +62,12 @@ def create_app(generators: Mapping[str, Generator], settings: ServerSettings) ->
         observer=metrics,
     )
     metrics.watch_queue(lambda: engine.queued)
+    predictor = Predictor(classifiers, max_queued=settings.max_queued, max_client=settings.max_client)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
+        await asyncio.to_thread(predictor.close)
         await asyncio.to_thread(engine.close)
 
     app = FastAPI(
@@ -77,6 +83,7 @@ def create_app(generators: Mapping[str, Generator], settings: ServerSettings) ->
     app.state.engine = engine
     limits = schemas.Limits(max_count=settings.max_count, max_steps=settings.max_steps)
     app.include_router(generation_router(models, engine, limits))
+    app.include_router(prediction_router(models, predictor, limits))
     app.include_router(openai_router(models, engine, limits))
     _add_description(app, models, engine, limits)
     _add_monitoring(app, engine, metrics)
@@ -128,7 +135,7 @@ def _add_description(app: FastAPI, models: ModelRegistry, engine: Engine, limits
         },
     )
     async def entry_image(entry: int, model: str | None = None) -> Response:
-        found = models.find(model)
+        found = models.generator(model)
         try:
             image = await engine.record_image(found.name, entry)
         except InputError as error:

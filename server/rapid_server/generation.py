@@ -67,7 +67,7 @@ def generation_router(models: ModelRegistry, engine: Engine, limits: schemas.Lim
         if media_type is None:
             raise HTTPException(406, "Accept: can be " + ", ".join(offered))
         body = await read_body(request, schemas.GenerateRequest, limits)
-        model = models.find(body.model)
+        model = models.generator(body.model)
         labels = None if body.labels is None else model.resolve(body.labels)
         job = engine.submit(model.name, body.count, labels, body.seed, body.steps, client=client_of(request))
         attach(request, job)
@@ -146,17 +146,21 @@ async def _yielding(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             await asyncio.sleep(0)
 
 
-async def read_body(request: Request, kind: type[schemas.Request], limits: schemas.Limits) -> schemas.Request:
+async def read_body(
+    request: Request, kind: type[schemas.Request], limits: schemas.Limits, also: str = ""
+) -> schemas.Request:
     """Parse the body.
 
-    Other content types than JSON are rejected: forms on pages of other sites can send only those.
+    Other content types than JSON are rejected: forms on pages of other sites can send only those. `also` names a type
+    that the endpoint takes otherwise; for the message.
 
     Raises:
         Refusal: not JSON, or an invalid request.
     """
     sent = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if sent != responses.JSON:
-        raise Refusal(422, "body: should be JSON, sent with the header Content-Type: application/json")
+        other = f", or have the type {also}" if also else ""
+        raise Refusal(422, f"body: should be JSON, sent with the header Content-Type: application/json{other}")
     try:
         return schemas.parse_request(kind, await request.body(), limits)
     except schemas.InvalidRequest as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rapid.bundle.card import privacy_in_words
 from rapid.bundle.info import describe, provenance
 from rapid.errors import InputError
+from rapid.sampling.classifier import Classifier
 from rapid.sampling.generate import resolve_labels
 from rapid_server.schemas import ModelInfo
 
@@ -22,10 +23,11 @@ class Model:
 
     Args:
         name: by which requests select it.
-        generator: the model itself.
+        served: the model itself.
 
     Attributes:
         name: as given.
+        classifies: whether it is a classifier.
         classes: names of the classes; empty for an unconditional model.
         image_shape: (H, W) or (H, W, 3).
         privacy: content of `privacy.json`; None for a public bundle.
@@ -35,23 +37,25 @@ class Model:
         info: response of `GET /info`.
     """
 
-    def __init__(self, name: str, generator: Generator) -> None:
+    def __init__(self, name: str, served: Generator | Classifier) -> None:
         self.name = name
-        self.classes = generator.classes
-        self.image_shape = generator.image_shape
-        self.privacy: dict[str, Any] | None = generator.bundle.privacy
-        self.sha256 = generator.bundle.digest
-        self.created = generator.bundle.written
-        self.provenance = provenance(generator.bundle)
+        self.classifies = isinstance(served, Classifier)
+        self.classes = served.classes
+        self.image_shape = served.image_shape
+        self.privacy: dict[str, Any] | None = served.bundle.privacy
+        self.sha256 = served.bundle.digest
+        self.created = served.bundle.written
+        self.provenance = provenance(served.bundle)
         self.info = ModelInfo(
             model=name,
             classes=list(self.classes),
             image_shape=list(self.image_shape),
-            steps=generator.steps,
+            task="classification" if self.classifies else "generation",
+            steps=0 if isinstance(served, Classifier) else served.steps,
             privacy=self.privacy,
             privacy_in_words=PUBLIC if self.privacy is None else privacy_in_words(self.privacy),
             sha256=self.sha256,
-            bundle=describe(generator.bundle),
+            bundle=describe(served.bundle),
         )
 
     @property
@@ -65,16 +69,33 @@ class Model:
 
 
 class ModelRegistry:
-    """All models by name, in `models`; `default` is the first, which requests get that name none."""
+    """All models by name, in `models`; `default` is the first. Requests that name none get the first that fits."""
 
-    def __init__(self, generators: Mapping[str, Generator]) -> None:
-        self.models = {name: Model(name, generator) for name, generator in generators.items()}
+    def __init__(self, served: Mapping[str, Generator | Classifier]) -> None:
+        self.models = {name: Model(name, one) for name, one in served.items()}
         self.default = next(iter(self.models.values()))
 
-    def find(self, name: str | None) -> Model:
-        """The model of this name, or the default; raises InputError with the field "model" if there is none."""
-        if name is None:
-            return self.default
-        if name not in self.models:
+    @property
+    def generators(self) -> dict[str, Model]:
+        """Those that make images."""
+        return {name: model for name, model in self.models.items() if not model.classifies}
+
+    def generator(self, name: str | None) -> Model:
+        """The generator of this name, or the first one; raises InputError with the field "model" if there is none."""
+        return self._find(name, classifies=False)
+
+    def classifier(self, name: str | None) -> Model:
+        """The classifier of this name, or the first one; raises InputError with the field "model" if there is none."""
+        return self._find(name, classifies=True)
+
+    def _find(self, name: str | None, *, classifies: bool) -> Model:
+        if name is not None and name not in self.models:
             raise InputError("model", f"unknown; there are {', '.join(self.models)}")
-        return self.models[name]
+        asked = self.models.values() if name is None else [self.models[name]]
+        found = next((model for model in asked if model.classifies == classifies), None)
+        if found is None:
+            wanted = "makes images and classifies none; use POST /generate"
+            if not classifies:
+                wanted = "is a classifier, which makes no images; use POST /predict"
+            raise InputError("model", f"{name or self.default.name} {wanted}")
+        return found

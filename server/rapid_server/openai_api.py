@@ -29,7 +29,7 @@ def openai_router(models: ModelRegistry, engine: Engine, limits: schemas.Limits)
 
 
 def _add_models(router: APIRouter, models: ModelRegistry) -> None:
-    entries = {name: _entry(model) for name, model in models.models.items()}
+    entries = {name: _entry(model) for name, model in models.generators.items()}
 
     @router.get(
         "/models", summary="The models, for clients of the OpenAI API", responses=openai_problems({401: "No token"})
@@ -79,7 +79,7 @@ def _add_images(router: APIRouter, models: ModelRegistry, engine: Engine, limits
 def _find(models: ModelRegistry, name: str | None) -> Model:
     """The model of this name, or the default; raises Refusal, as the OpenAI API does, if there is none."""
     try:
-        return models.find(name)
+        return models.generator(name)
     except InputError as error:
         raise Refusal(404, error.describe("model"), "model", "model_not_found") from None
 

@@ -35,8 +35,13 @@ _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 
 def headers(model: Model, job: Job) -> dict[str, str]:
     """Headers of every response with images: model, seed, provenance and privacy."""
-    found = {"X-Rapid-Model": quote(model.name), "X-Rapid-Seed": str(job.request.seed), "Vary": "Accept"}
-    found |= {"X-Rapid-Synthetic": "true", "X-Rapid-Sha256": model.sha256}
+    found = model_headers(model) | {"X-Rapid-Seed": str(job.request.seed), "Vary": "Accept"}
+    return found | {"X-Rapid-Synthetic": "true"}
+
+
+def model_headers(model: Model) -> dict[str, str]:
+    """Headers of every response by a model: its name, its digest and its privacy."""
+    found = {"X-Rapid-Model": quote(model.name), "X-Rapid-Sha256": model.sha256}
     for key in ("epsilon", "delta"):
         if model.privacy is not None and key in model.privacy:
             found[f"X-Rapid-{key.title()}"] = str(model.privacy[key])

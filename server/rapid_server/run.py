@@ -46,18 +46,18 @@ def serve(settings: ServerSettings) -> None:
         raise InputError("", f"rapid serve needs {error.name}: pip install 'rapid[serve]'") from None
 
     with listen(settings.host, settings.port) as listener:
-        from rapid.methods import open_generator
+        from rapid.methods import open_model
 
         logs.configure(settings.log_format)
         # in a thread that ends, and its OpenMP threads with it: they would slow down those of the engine
         with ThreadPoolExecutor(1) as opener:
-            opened = [opener.submit(open_generator, path, settings.device) for path in settings.models.values()]
-            generators = dict(zip(settings.models, [one.result() for one in opened], strict=True))
+            opened = [opener.submit(open_model, path, settings.device) for path in settings.models.values()]
+            models = dict(zip(settings.models, [one.result() for one in opened], strict=True))
         for line in settings.shown().splitlines():
             _LOG.info("setting %s", line)
-        app = create_app(generators, settings)
+        app = create_app(models, settings)
         engine: Engine = app.state.engine
-        serving = f"serving {', '.join(generators)} at {_url(settings.host, listener)}"
+        serving = f"serving {', '.join(models)} at {_url(settings.host, listener)}"
 
         class Server(uvicorn.Server):
             """uvicorn, except that a signal is a normal end: exit code 0, not death by that signal."""

@@ -93,6 +93,36 @@ class GenerateRequest(BaseModel):
         return labels
 
 
+class PredictRequest(BaseModel):
+    """The JSON body of `POST /predict`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    images: Annotated[list[StrictStr], Field(min_length=1, description="PNG files in base64")]
+    model: Annotated[
+        Annotated[StrictStr, Field(max_length=_MAX_NAME)] | None,
+        Field(description="a classifier that `GET /info` lists; null: the first"),
+    ] = None
+
+    @field_validator("images", mode="before")
+    @classmethod
+    def _not_too_many(cls, images: object, info: ValidationInfo) -> object:
+        limit = getattr(info.context, "max_count", None)
+        if isinstance(images, list) and limit is not None and len(images) > limit:
+            raise ValueError(f"should have at most {limit} entries")
+        return images
+
+
+class PredictResponse(BaseModel):
+    """The response of `POST /predict`."""
+
+    labels: list[str] = Field(description="the most likely class of each image")
+    probabilities: list[list[float]] = Field(description="of the classes, in the order of `classes`, for each image")
+    classes: list[str]
+    model: str
+    privacy: dict[str, Any] | None = Field(description="epsilon, delta, ...; null for a model of public images alone")
+
+
 class ImagesRequest(BaseModel):
     """The body of `POST /v1/images/generations`, in the form of the OpenAI API."""
 
@@ -176,7 +206,8 @@ class ModelInfo(BaseModel):
     model: str
     classes: list[str] = Field(description="in the order of their numbers; empty if the model has no classes")
     image_shape: list[int] = Field(description="height, width, and 3 for colour")
-    steps: int = Field(description="sampling steps of a request that names none")
+    task: Literal["generation", "classification"] = Field(description="what the model does")
+    steps: int = Field(description="sampling steps of a request that names none; 0 for a classifier")
     privacy: dict[str, Any] | None = Field(description="epsilon, delta, ...; null for a model of public images alone")
     privacy_in_words: str
     sha256: str = Field(description="digest of the bundle, also in each PNG")
@@ -247,6 +278,13 @@ def request_schema(kind: type[BaseModel], limits: Limits) -> dict[str, Any]:
         for choice in [] if field is None else field.get("anyOf", [field]):
             if choice.get("type") == "integer":
                 choice["maximum"] = getattr(limits, key)
+    return schema
+
+
+def predict_schema(limits: Limits) -> dict[str, Any]:
+    """JSON schema of a `PredictRequest`, with the limits of this server."""
+    schema = PredictRequest.model_json_schema()
+    schema["properties"]["images"]["maxItems"] = limits.max_count
     return schema
 
 

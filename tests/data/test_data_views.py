@@ -1,75 +1,88 @@
-"""Random views of images, against slices of padded arrays, and row by row."""
+"""Random views against loops over pixels, and their independence of the other rows."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from rapid.config.sections import AugmentSettings, ViewSettings
-from rapid.data.augment import augment_by
+from rapid.data.augment import transformed
 from rapid.data.views import DRAWS, random_views
 
-IMAGES = torch.rand(40, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
-UNIFORM = torch.rand(40, DRAWS, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+KINDS = [
+    ViewSettings(shift=0),
+    ViewSettings(shift=3),
+    ViewSettings(shift=3, border="reflect", flip=True),
+    ViewSettings(shift=2, cutout=4, flip=True),
+    ViewSettings(shift=2, cutout=5, border="reflect"),
+]
 
 
-@pytest.mark.parametrize("border", ["black", "reflect"])
-def test_a_crop_is_a_slice_of_the_padded_image(border: str) -> None:
-    shift = 3
-    found = random_views(IMAGES, ViewSettings.model_validate({"shift": shift, "border": border}), UNIFORM)
-    places = set()
-    for image, view in zip(IMAGES.numpy(), found.numpy(), strict=True):
-        around = [(0, 0), (shift, shift), (shift, shift)]
-        wide = np.pad(image, around, constant_values=-1) if border == "black" else np.pad(image, around, "reflect")
-        matches = [
-            (top, left)
-            for top in range(2 * shift + 1)
-            for left in range(2 * shift + 1)
-            if np.array_equal(wide[:, top : top + 8, left : left + 8], view)
-        ]
-        assert len(matches) == 1
-        places.add(matches[0])
-    assert len(places) > 20
+def place(draw: float, count: int) -> int:
+    return min(count - 1, int(np.float32(draw) * np.float32(count)))
 
 
-def test_shifts_are_uniform() -> None:
-    count, shift = 40_000, 2
-    spot = torch.full((count, 1, 8, 8), -1.0)
-    spot[:, :, 4, 4] = 1
-    views = random_views(spot, ViewSettings(shift=shift), torch.rand(count, DRAWS, dtype=torch.float64))
-    counts = torch.bincount(views.flatten(1).argmax(1), minlength=64).view(8, 8)[2:7, 2:7]
-    assert int(counts.sum()) == count
-    assert float(((counts - count / 25) / (count / 25) ** 0.5).abs().max()) < 5
-    # the ends of the range
-    for end in (0.0, 1.0):
-        view = random_views(spot[:1], ViewSettings(shift=shift), torch.full((1, DRAWS), end, dtype=torch.float64))
-        assert int(view.flatten().argmax()) in (2 * 8 + 2, 6 * 8 + 6)
+def by_hand(image: NDArray[np.float32], draws: NDArray[np.float32], own: ViewSettings) -> NDArray[np.float32]:
+    """The view of one image (C, H, W), by numpy's padding and slices."""
+    pad, (_, height, width) = own.shift, image.shape
+    margins = ((0, 0), (pad, pad), (pad, pad))
+    if own.border == "black":
+        padded = np.pad(image, margins, constant_values=-1.0)
+    else:
+        padded = np.pad(image, margins, mode="reflect")
+    top, left = (place(draw, 2 * pad + 1) for draw in draws[2:4])
+    view = padded[:, top : top + height, left : left + width].copy()
+    if own.flip and draws[4] <= 0.5:
+        view = view[:, :, ::-1].copy()
+    if own.cutout:
+        y, x = (place(draw, size) - own.cutout // 2 for draw, size in zip(draws[5:7], (height, width), strict=True))
+        rows, columns = (slice(max(0, start), max(0, start + own.cutout)) for start in (y, x))
+        view[:, rows, columns] = -1.0 if own.border == "black" else 0.0
+    return view
 
 
-def test_half_are_mirrored_and_nothing_else_happens_without_settings() -> None:
-    assert torch.equal(random_views(IMAGES, ViewSettings(), UNIFORM), IMAGES)
-    found = random_views(IMAGES, ViewSettings(flip=True), UNIFORM)
-    kinds = [
-        "mirrored" if torch.equal(view, image.flip(2)) else "same"
-        for view, image in zip(found, IMAGES, strict=True)
-        if torch.equal(view, image) or torch.equal(view, image.flip(2))
-    ]
-    assert len(kinds) == 40
-    assert 8 < kinds.count("mirrored") < 32
+@given(st.integers(0, 10_000), st.sampled_from(KINDS), st.sampled_from([1, 3]))
+def test_views_are_those_of_slices(seed: int, own: ViewSettings, channels: int) -> None:
+    rng = np.random.default_rng(seed)
+    images = rng.uniform(-1, 1, (4, channels, 7, 9)).astype(np.float32)
+    draws = rng.choice([0.0, 0.3, 0.5, 0.77, 1.0], (4, DRAWS)).astype(np.float32)
+    found = random_views(torch.from_numpy(images), torch.from_numpy(draws), own).numpy()
+    for row in range(4):
+        np.testing.assert_array_equal(found[row], by_hand(images[row], draws[row], own))
+
+
+def test_a_view_does_not_depend_on_the_others() -> None:
+    own = ViewSettings(rotate=20, scale=0.2, shift=2, flip=True, cutout=3)
+    images, draws = torch.rand(5, 1, 8, 8) * 2 - 1, torch.rand(5, DRAWS)
+    together = random_views(images, draws, own)
+    for row in range(5):
+        alone = random_views(images[row : row + 1], draws[row : row + 1], own)
+        torch.testing.assert_close(alone[0], together[row], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("draw", [0.0, 0.5, 1.0])
+def test_without_ranges_nothing_changes(draw: float) -> None:
+    images = torch.rand(3, 1, 6, 6) * 2 - 1
+    assert torch.equal(random_views(images, torch.full((3, DRAWS), draw), ViewSettings(shift=0)), images)
+
+
+def test_all_places_of_a_crop_are_equally_likely() -> None:
+    images = torch.full((20_000, 1, 5, 5), -1.0)
+    images[:, 0, 2, 2] = 1.0
+    draws = torch.rand(20_000, DRAWS, generator=torch.Generator().manual_seed(0))
+    views = random_views(images, draws, ViewSettings(shift=2))
+    shares = (views[:, 0] == 1).float().mean(0)
+    torch.testing.assert_close(shares, torch.full((5, 5), 0.04), rtol=0, atol=0.008)
 
 
 def test_turning_and_scaling_are_those_of_augmentation() -> None:
-    found = random_views(IMAGES, ViewSettings(rotate=20, size=0.9, scale=0.2), UNIFORM)
+    images, uniform = torch.rand(40, 3, 8, 8) * 2 - 1, torch.rand(40, DRAWS)
+    found = random_views(images, uniform, ViewSettings(rotate=20, size=0.9, scale=0.2))
     draws = torch.full((6, 40), 0.5)
-    draws[:2] = UNIFORM[:, 3:5].T
-    expected = augment_by(IMAGES, AugmentSettings(rotate=20, size=0.9, scale=0.2, shift=0), draws)
+    draws[:2] = uniform[:, :2].T
+    expected = transformed(images, AugmentSettings(rotate=20, size=0.9, scale=0.2, shift=0), draws)
     torch.testing.assert_close(found, expected)
-
-
-def test_a_view_depends_on_its_own_row_alone() -> None:
-    settings = ViewSettings(shift=2, flip=True, rotate=10, scale=0.1)
-    whole = random_views(IMAGES, settings, UNIFORM)
-    for row in (0, 7, 39):
-        alone = random_views(IMAGES[row : row + 1], settings, UNIFORM[row : row + 1])
-        torch.testing.assert_close(alone[0], whole[row], rtol=1e-5, atol=1e-6)

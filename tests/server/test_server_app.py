@@ -205,7 +205,7 @@ def test_the_scripts_use_elements_that_their_page_has(client: httpx.Client, page
 
 def test_openapi_describes_the_contract(client: httpx.Client) -> None:
     description = client.get("/openapi.json").json()
-    paths = {"/generate", "/entries/{entry}", "/info", "/healthz", "/readyz", "/metrics"}
+    paths = {"/generate", "/predict", "/entries/{entry}", "/info", "/healthz", "/readyz", "/metrics"}
     common = {"/v1/images/generations", "/v1/models", "/v1/models/{model}"}
     assert set(description["paths"]) == paths | common
     operation = description["paths"]["/generate"]["post"]

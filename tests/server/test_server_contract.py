@@ -46,6 +46,7 @@ CHECKS = [
 ]
 OPERATIONS = [
     ("POST", "/generate"),
+    ("POST", "/predict"),
     ("POST", "/v1/images/generations"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model}"),

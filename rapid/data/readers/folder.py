@@ -52,6 +52,11 @@ def read_folder(source: Source) -> Records:
     return Records(images, labels, units, notes)
 
 
+def folder_files(source: Source) -> list[str]:
+    """Paths of all images in the order in which `read_folder` reads them, without people."""
+    return [file for _, _, group in _classes(source)[1] for file in group]
+
+
 def image_files(folder: Path) -> list[str]:
     """Paths of the images in a folder, by name; hidden files are not among them."""
     with os.scandir(folder) as entries:

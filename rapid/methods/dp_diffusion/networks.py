@@ -116,7 +116,7 @@ def train_denoiser(
         t = mixture.quantile(torch.rand(count, generator=generator, dtype=torch.float64)).to(device)
         dropped = torch.rand(count, generator=generator) < own.label_dropout
         y = torch.where(dropped, num_classes, torch.from_numpy(labels[chosen])).to(device)
-        x = to_patches(random_views(to_unit_range(images[chosen], device), recipe.views, views), own.patch)
+        x = to_patches(random_views(to_unit_range(images[chosen], device), views, recipe.views), own.patch)
         eps = torch.randn(x.shape, generator=generator).to(device)
         return noise_prediction_loss(model, schedule, x, y, t, eps).mean()
 

@@ -65,7 +65,7 @@ class PrivateObjective:
             labels: int64 (n,), the null class if the images are unlabelled.
             draws: of the n rows.
         """
-        views = random_views(to_unit_range(images.numpy(), self._device), self.settings.private.views, draws.views)
+        views = random_views(to_unit_range(images.numpy(), self._device), draws.views, self.settings.private.views)
         x = to_patches(views, self.settings.denoiser.patch)
         return noise_prediction_loss(self.denoiser, self.schedule, x, labels, draws.t, draws.eps)
 

@@ -43,7 +43,8 @@ export function showModel() {
 
 /** Takes the response of /info. */
 export function fill(answer) {
-  info = answer;
+  info = { ...answer, models: answer.models.filter((one) => one.task === "generation") };
+  if (!info.models.length) throw new Error("This server classifies images and makes none: send them to POST /predict, which /docs describes.");
   model.replaceChildren(...info.models.map((one, place) => Object.assign(element("option", one.model), { value: place })));
   byId("models").hidden = info.models.length < 2;
   count.max = info.max_count;

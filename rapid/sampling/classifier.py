@@ -1,0 +1,81 @@
+"""The protocol of classifiers, and images as clients send them: what command line and server know of a classifier."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from rapid.config.sections import ImageSettings
+from rapid.data import ImageSet, fit_images
+from rapid.data.readers.form import TooDeepError, to_form
+from rapid.errors import InputError
+
+if TYPE_CHECKING:
+    from rapid.bundle import Bundle
+
+LARGEST_SIDE = 2048
+"""Most pixels of a side of an image that is scaled down to the model's size."""
+
+
+@runtime_checkable
+class Classifier(Protocol):
+    """A model that classifies images, as read from a bundle."""
+
+    @property
+    def bundle(self) -> Bundle:
+        """Where the model comes from: its name, digest and privacy statement."""
+        ...
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, at least one."""
+        ...
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """(H, W) or (H, W, 3)."""
+        ...
+
+    def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Probability of each class, float32 (n, classes), of images of `image_shape`, uint8 (n, ...); n may be 0."""
+        ...
+
+
+def read_png(content: bytes, settings: ImageSettings, field: str) -> NDArray[np.uint8]:
+    """Read an image that a client sent, in the form of the model; uint8 (1, S, S) or (1, S, S, 3).
+
+    Its size is checked before its pixels are read.
+
+    Args:
+        content: a PNG file.
+        settings: the form of the model.
+        field: name of the argument that gave it; for messages.
+
+    Raises:
+        InputError: not a PNG, damaged, or too large.
+    """
+    most = settings.size if settings.fit == "pad" else LARGEST_SIDE
+    try:
+        # Pillow warns of very large images, which are refused here
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = Image.open(io.BytesIO(content), formats=["PNG"])
+    except Exception:
+        raise InputError(field, "should be a PNG file") from None
+    with image:
+        width, height = image.size
+        if max(width, height) > most:
+            raise InputError(field, f"is {width}x{height} pixels; the model takes at most {most}x{most}")
+        try:
+            pixels = to_form(image).pixels
+        except TooDeepError:
+            raise InputError(field, "has 32 bits a channel; send 8 or 16") from None
+        except Exception:
+            # Pillow raises many kinds of errors for damaged files
+            raise InputError(field, "is a damaged PNG file") from None
+    return fit_images(ImageSet(pixels[None], None, ()), settings, field).images

@@ -1,0 +1,48 @@
+"""Sharpness-aware minimisation (SAM): the gradient is taken where the loss is highest nearby.
+
+Source: Foret, Kleiner, Mobahi, Neyshabur: Sharpness-Aware Minimization for Efficiently Improving Generalization
+(ICLR 2021), Eq. 2 and Algorithm 1, with the l2 norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+TINY = 1e-12
+"""Added to the norm, so that a gradient of zero moves nothing."""
+
+
+def backward_sharp(parameters: Sequence[Tensor], loss: Callable[[], Tensor], rho: float) -> Tensor:
+    """Add the gradient at w + rho * g / ||g|| to `.grad`, where g is the gradient at w; w stays as it is.
+
+    The optimiser's step that follows is SAM with this optimiser as its base. It costs two forward and backward passes;
+    with rho 0 it is one plain backward pass.
+
+    Args:
+        parameters: w, leaves that require gradients.
+        loss: a scalar; called twice, and must be the same function of w both times, with the same batch and draws.
+        rho: radius, at least 0.
+
+    Returns:
+        The loss at w, a scalar without a graph.
+    """
+    value = loss()
+    if rho == 0:
+        value.backward()
+        return value.detach()
+    gradients = torch.autograd.grad(value, list(parameters), allow_unused=True)
+    pairs = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
+    before = [p.detach().clone() for p, _ in pairs]
+    norm = torch.stack([torch.linalg.vector_norm(g) for _, g in pairs]).norm()
+    with torch.no_grad():
+        for parameter, gradient in pairs:
+            parameter.add_(gradient * (rho / (norm + TINY)))
+    loss().backward()
+    with torch.no_grad():
+        # copies, because subtracting what was added would leave rounding errors
+        for (parameter, _), old in zip(pairs, before, strict=True):
+            parameter.copy_(old)
+    return value.detach()
