@@ -11,8 +11,9 @@ statement.py    privacy.json                            overlap.py      private 
 audit/          does a step do what is claimed?         proposal.py     plans side by side
 """
 
-from rapid.dp.access import Execution, PrivateAccess, PublicFacts
+from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget, calibrate
+from rapid.dp.execution import Execution
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.ranks import Ranks
 from rapid.dp.releases import DpSgdSpec, QuerySpec, Release, default_delta

@@ -19,6 +19,7 @@ from rapid.data.units import ONE_IMAGE, ONE_PERSON
 from rapid.dp.accounting import prv_epsilon
 from rapid.dp.attempts import Attempt
 from rapid.dp.budget import Budget
+from rapid.dp.execution import Execution
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.queries import noisy_sum
 from rapid.dp.randomness import Randomness, randomness_for
@@ -61,25 +62,6 @@ class PublicFacts:
             images.images.shape[1:],
             ONE_IMAGE if images.units is None else ONE_PERSON,
         )
-
-
-@dataclass(frozen=True)
-class Execution:
-    """How a private training runs. None of this changes what is released.
-
-    Attributes:
-        physical_batch: losses in memory at a time.
-        autocast: run the network in bfloat16; norms, sums and noise stay float64.
-        checkpoint_seconds: seconds between two checkpoints.
-        noise_source: of `rapid.dp.randomness.NOISE_SOURCES`.
-        pad_batches: compute as many gradients in each step, whatever is drawn; see `rapid.dp.padding`.
-    """
-
-    physical_batch: int = 256
-    autocast: bool = False
-    checkpoint_seconds: float = 60.0
-    noise_source: str = "chacha20"
-    pad_batches: bool = False
 
 
 class PrivateAccess:

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from rapid.config.sections import PrivateProbeSettings
 from rapid.data import to_unit_range
-from rapid.dp.access import Execution, PrivateAccess
+from rapid.dp.access import PrivateAccess
+from rapid.dp.execution import Execution
 from rapid.dp.releases import DpSgdSpec, Release
 from rapid.probe.network import Probe
 from rapid.training import Trainer

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rapid.data import ImageSet
-from rapid.dp.access import Execution, PrivateAccess
+from rapid.dp.access import PrivateAccess
 from rapid.dp.audit.adversary import Adversary
 from rapid.dp.audit.evidence import Evidence
 from rapid.dp.audit.watch import Watch
+from rapid.dp.execution import Execution
 from rapid.dp.queries import clipped_rows
 from rapid.dp.randomness import Randomness
 from rapid.dp.rows import PrivateTensor, Rows, apply

@@ -11,12 +11,13 @@ from torch.nn import functional as F
 import rapid.methods.dp_classifier.standardised  # noqa: F401 - adds the rule of its convolutions
 from rapid.bundle import Bundle, Component
 from rapid.data import to_unit_range
-from rapid.data.units import ONE_PERSON, plural
 from rapid.data.views import DRAWS, random_views
-from rapid.dp.access import Execution, PrivateAccess, PublicFacts
+from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget
+from rapid.dp.execution import Execution
 from rapid.dp.randomness import Randomness
 from rapid.dp.releases import DpSgdSpec
+from rapid.dp.training_spec import training_spec
 from rapid.errors import InputError
 from rapid.methods.base import Description
 from rapid.methods.dp_classifier.images import NAME as IMAGES
@@ -40,34 +41,15 @@ def releases(settings: DpClassifierSettings, facts: PublicFacts, base: Bundle | 
     Raises:
         InputError: settings that do not fit the base or the images.
     """
-    own, size = settings.private, facts.dataset_size
+    own = settings.private
     if not facts.classes:
         raise InputError("private", "has no labels, which a classifier needs; use one sub-folder a class")
-    if own.expected_batch > size:
-        problem = f"is larger than the private set; use at most its {size} {plural(facts.unit)}"
-        if facts.unit == ONE_PERSON:
-            problem += " (people are drawn, not images)"
-        raise InputError("private.expected_batch", problem, own.expected_batch)
-    if own.noise_band * own.expected_batch > size:
-        problem = f"times private.expected_batch is more than the {size} {plural(facts.unit)}; make one of them smaller"
-        raise InputError("private.noise_band", problem, own.noise_band)
     if own.public_share > 0 and (base is None or not base.has(IMAGES)):
         problem = "needs public images in --base; build it with warmup.kept above 0, or leave this at 0"
         raise InputError("private.public_share", problem, own.public_share)
     network = _start(settings, facts.classes, base)
     select_trainable(network, own.trainable)
-    return [
-        DpSgdSpec(
-            name=CLASSIFIER,
-            title="image classifier",
-            dataset_size=size,
-            expected_batch=own.expected_batch,
-            steps=own.steps,
-            clip_norm=own.clip_norm,
-            multiplicity=own.multiplicity,
-            band=own.noise_band,
-        )
-    ]
+    return [training_spec(CLASSIFIER, "image classifier", own, facts)]
 
 
 def train_private(
@@ -98,9 +80,7 @@ def train_private(
         trainer,
         ViewLosses(settings, network, access.draws),
         [access.images, access.labels],
-        execution=Execution(
-            own.physical_batch, own.precision == "bfloat16", own.checkpoint_seconds, own.noise_source, own.pad_batches
-        ),
+        execution=Execution.of(own),
     )
     network.requires_grad_(True)
     return {CLASSIFIER: network.eval()}

@@ -8,12 +8,13 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from rapid.bundle import Bundle, Component, Thumbnails
-from rapid.data.units import ONE_PERSON, plural
-from rapid.dp.access import Execution, PrivateAccess, PublicFacts
+from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget
+from rapid.dp.execution import Execution
 from rapid.dp.overlap import NAME as OVERLAP
 from rapid.dp.overlap import check_overlap, overlap_note, overlap_spec
 from rapid.dp.releases import DpSgdSpec, QuerySpec
+from rapid.dp.training_spec import training_spec
 from rapid.errors import InputError
 from rapid.methods.base import Description
 from rapid.methods.dp_diffusion.networks import build_denoiser, with_private_classes
@@ -45,29 +46,10 @@ def releases(settings: DpDiffusionSettings, facts: PublicFacts, base: Bundle | N
     own, size = settings.private, facts.dataset_size
     if base is not None:
         _check_base(base, settings, facts)
-    if own.expected_batch > size:
-        problem = f"is larger than the private set; use at most its {size} {plural(facts.unit)}"
-        if facts.unit == ONE_PERSON:
-            problem += " (people are drawn, not images)"
-        raise InputError("private.expected_batch", problem, own.expected_batch)
-    if own.noise_band * own.expected_batch > size:
-        problem = f"times private.expected_batch is more than the {size} {plural(facts.unit)}; make one of them smaller"
-        raise InputError("private.noise_band", problem, own.noise_band)
     specs: list[DpSgdSpec | QuerySpec] = []
     if own.overlap.share > 0:
         specs.append(overlap_spec(size, own.overlap.share, facts.unit))
-    specs.append(
-        DpSgdSpec(
-            name=DENOISER,
-            title=TITLE,
-            dataset_size=size,
-            expected_batch=own.expected_batch,
-            steps=own.steps,
-            clip_norm=own.clip_norm,
-            multiplicity=own.multiplicity,
-            band=own.noise_band,
-        )
-    )
+    specs.append(training_spec(DENOISER, TITLE, own, facts))
     return specs
 
 
@@ -102,9 +84,7 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: DpDiffus
         Trainer(denoiser, optimizer, learning_rates(optimizer, own), ema_decay=own.ema_decay),
         PrivateObjective(settings, denoiser, access.draws),
         [access.images, labels],
-        execution=Execution(
-            own.physical_batch, own.precision == "bfloat16", own.checkpoint_seconds, own.noise_source, own.pad_batches
-        ),
+        execution=Execution.of(own),
     )
     return {DENOISER: denoiser}
 

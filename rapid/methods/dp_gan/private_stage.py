@@ -10,9 +10,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from rapid.bundle import Component
 from rapid.data import to_unit_range
-from rapid.data.units import ONE_PERSON, plural
-from rapid.dp.access import Execution, PrivateAccess, PublicFacts
+from rapid.data.units import ONE_PERSON
+from rapid.dp.access import PrivateAccess, PublicFacts
+from rapid.dp.execution import Execution
 from rapid.dp.releases import DpSgdSpec
+from rapid.dp.training_spec import training_spec
 from rapid.errors import InputError
 from rapid.methods.base import Description
 from rapid.methods.dp_gan.fakes import FakeSide, adam, loss_of_real
@@ -34,27 +36,17 @@ def releases(settings: DpGanSettings, facts: PublicFacts) -> Sequence[DpSgdSpec]
     Raises:
         InputError: settings that do not fit the images.
     """
-    own, size, units = settings.private, facts.dataset_size, plural(facts.unit)
-    if own.expected_batch > size:
-        problem = f"is larger than the private set; use at most its {size} {units}"
-        raise InputError("private.expected_batch", problem, own.expected_batch)
-    if own.noise_band * own.expected_batch > size:
-        problem = f"times private.expected_batch is more than the {size} {units}; make one of them smaller"
-        raise InputError("private.noise_band", problem, own.noise_band)
+    own = settings.private
     if own.multiplicity > 1 and facts.unit != ONE_PERSON:
         problem = "has nothing to average: the loss of a real image has no draws; use 1"
         raise InputError("private.multiplicity", problem, own.multiplicity)
     select_trainable(build_discriminator(settings, len(facts.classes)), own.trainable)
     return [
-        DpSgdSpec(
-            name=DISCRIMINATOR,
-            title="discriminator of a GAN, on real images; its generator learns from the discriminator alone",
-            dataset_size=size,
-            expected_batch=own.expected_batch,
-            steps=own.steps,
-            clip_norm=own.clip_norm,
-            multiplicity=own.multiplicity,
-            band=own.noise_band,
+        training_spec(
+            DISCRIMINATOR,
+            "discriminator of a GAN, on real images; its generator learns from the discriminator alone",
+            own,
+            facts,
         )
     ]
 
@@ -90,9 +82,7 @@ def train_private(access: PrivateAccess, settings: DpGanSettings) -> Mapping[str
         Trainer(discriminator, optimizer, LambdaLR(optimizer, lambda _: 1.0), extra=fakes.state),
         losses,
         [access.images, labels],
-        execution=Execution(
-            own.physical_batch, own.precision == "bfloat16", own.checkpoint_seconds, own.noise_source, own.pad_batches
-        ),
+        execution=Execution.of(own),
         before_update=fakes.add_gradients,
         between_steps=fakes.after_step,
     )

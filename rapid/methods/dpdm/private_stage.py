@@ -8,12 +8,12 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from rapid.bundle import Component
-from rapid.data.units import ONE_PERSON, plural
 from rapid.diffusion.preconditioning import Configuration
-from rapid.dp.access import Execution, PrivateAccess, PublicFacts
+from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget
+from rapid.dp.execution import Execution
 from rapid.dp.releases import DpSgdSpec
-from rapid.errors import InputError
+from rapid.dp.training_spec import training_spec
 from rapid.methods.base import Description
 from rapid.methods.dpdm.objective import DenoisingObjective
 from rapid.methods.dpdm.settings import DpdmSettings
@@ -31,27 +31,9 @@ def releases(settings: DpdmSettings, facts: PublicFacts) -> Sequence[DpSgdSpec]:
     Raises:
         InputError: settings that do not fit the images, or `private.trainable` matches no parameter.
     """
-    own, size = settings.private, facts.dataset_size
     trained_parameters(settings, len(facts.classes))
-    if own.noise_band * own.expected_batch > size:
-        field = "private.noise_band" if own.expected_batch <= size else "private.expected_batch"
-        problem = (
-            f"needs private.noise_band * private.expected_batch at most {size}, the {plural(facts.unit)} in --private"
-        )
-        if facts.unit == ONE_PERSON:
-            problem += " (people are drawn, not images)"
-        raise InputError(field, problem, own.noise_band if "band" in field else own.expected_batch)
-    spec = DpSgdSpec(
-        name=DENOISER,
-        title="all weights of the denoiser, trained at random noise levels",
-        dataset_size=size,
-        expected_batch=own.expected_batch,
-        steps=own.steps,
-        clip_norm=own.clip_norm,
-        multiplicity=own.multiplicity,
-        band=own.noise_band,
-    )
-    return [spec]
+    title = "all weights of the denoiser, trained at random noise levels"
+    return [training_spec(DENOISER, title, settings.private, facts)]
 
 
 def train_private(access: PrivateAccess, settings: DpdmSettings) -> Mapping[str, Component]:
@@ -72,9 +54,7 @@ def train_private(access: PrivateAccess, settings: DpdmSettings) -> Mapping[str,
         Trainer(denoiser, optimizer, schedule, ema_decay=own.ema_decay),
         DenoisingObjective(denoiser, own.label_dropout, access.draws),
         [access.images, access.labels] if classes else [access.images],
-        execution=Execution(
-            own.physical_batch, own.precision == "bfloat16", own.checkpoint_seconds, own.noise_source, own.pad_batches
-        ),
+        execution=Execution.of(own),
     )
     return {DENOISER: denoiser}
 

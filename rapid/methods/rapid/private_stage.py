@@ -9,14 +9,15 @@ from torch import Tensor
 
 from rapid.bundle import Bundle, Component, Thumbnails
 from rapid.data import to_unit_range
-from rapid.data.units import ONE_PERSON, plural
 from rapid.diffusion import Schedule
-from rapid.dp.access import Execution, PrivateAccess, PublicFacts
+from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget
+from rapid.dp.execution import Execution
 from rapid.dp.overlap import NAME as OVERLAP
 from rapid.dp.overlap import check_overlap, overlap_note, overlap_spec
 from rapid.dp.releases import DpSgdSpec, QuerySpec
 from rapid.dp.rows import PrivateTensor
+from rapid.dp.training_spec import training_spec
 from rapid.errors import InputError
 from rapid.methods.base import Description
 from rapid.methods.rapid.knowledge_base import NAME as KNOWLEDGE_BASE
@@ -58,14 +59,6 @@ def releases(settings: RapidSettings, facts: PublicFacts, base: Bundle | None) -
     own, size = settings.private, facts.dataset_size
     if base is not None:
         _check_base(base, settings, facts)
-    if own.expected_batch > size:
-        problem = f"is larger than the private set; use at most its {size} {plural(facts.unit)}"
-        if facts.unit == ONE_PERSON:
-            problem += " (people are drawn, not images)"
-        raise InputError("private.expected_batch", problem, own.expected_batch)
-    if own.noise_band * own.expected_batch > size:
-        problem = f"times private.expected_batch is more than the {size} {plural(facts.unit)}; make one of them smaller"
-        raise InputError("private.noise_band", problem, own.noise_band)
     specs: list[DpSgdSpec | QuerySpec] = []
     if own.overlap.share > 0:
         specs.append(overlap_spec(size, own.overlap.share, facts.unit))
@@ -74,18 +67,7 @@ def releases(settings: RapidSettings, facts: PublicFacts, base: Bundle | None) -
         specs.append(probe_spec(size, own.probe))
     if own.moments.share > 0:
         specs.append(moments_spec(own.moments, size))
-    specs.append(
-        DpSgdSpec(
-            name=DENOISER,
-            title=OBJECTIVES[own.objective],
-            dataset_size=size,
-            expected_batch=own.expected_batch,
-            steps=own.steps,
-            clip_norm=own.clip_norm,
-            multiplicity=own.multiplicity,
-            band=own.noise_band,
-        )
-    )
+    specs.append(training_spec(DENOISER, OBJECTIVES[own.objective], own, facts))
     return specs
 
 
@@ -207,9 +189,7 @@ def _train_denoiser(
         Trainer(denoiser, optimizer, noisy_schedule(optimizer, own.steps), ema_decay=own.ema_decay),
         objective,
         [latents, labels],
-        execution=Execution(
-            own.physical_batch, own.precision == "bfloat16", own.checkpoint_seconds, own.noise_source, own.pad_batches
-        ),
+        execution=Execution.of(own),
     )
     return denoiser
 
