@@ -31,10 +31,37 @@ class NetworkSettings(Section):
         return self
 
 
+class WarmUpViews(ViewSettings):
+    """Views of the warm-up."""
+
+    # fields, not an instance with other values: a setting that is overridden must not reset the others
+    rotate: float = Field(10.0, ge=0, description="degrees, uniform in +-")
+    scale: float = Field(0.1, ge=0, lt=1, description="relative size, uniform in 1 +-")
+    shift: int = Field(3, ge=0, description="pixels of padding on each side before a random crop to the same size")
+    cutout: int = Field(8, ge=0, description="side of the square that is blanked at a random place, in pixels; 0: none")
+
+
+class PrivateViews(ViewSettings):
+    """Views of the private stage."""
+
+    rotate: float = Field(8.0, ge=0, description="degrees, uniform in +-")
+    scale: float = Field(0.08, ge=0, lt=1, description="relative size, uniform in 1 +-")
+    shift: int = Field(2, ge=0, description="pixels of padding on each side before a random crop to the same size")
+
+
+class WarmUpTraining(Training):
+    """How the warm-up is trained."""
+
+    steps: int = Field(1500, ge=1)
+    learning_rate: float = Field(0.1, gt=0)
+    warmup_steps: int = Field(100, ge=0, description="linear rise of the learning rate; it falls to 0 by a cosine")
+    ema_decay: float = Field(0.995, ge=0, lt=1)
+
+
 class WarmUpSettings(Section):
     """The public warm-up: training on public images, without privacy."""
 
-    views: ViewSettings = ViewSettings(rotate=10, scale=0.1, shift=3, cutout=8)
+    views: WarmUpViews = WarmUpViews()
     rho: float = Field(0.05, ge=0, description="radius of sharpness-aware minimisation; 0: plain gradients")
     optimizer: Literal["momentum", "adam"] = Field("momentum", description="momentum: gradient descent, momentum 0.9")
     weight_decay: float = Field(5e-4, ge=0)
@@ -46,7 +73,7 @@ class WarmUpSettings(Section):
         ge=0,
         description="most images of the first public set that the public bundle holds, for private.public_share",
     )
-    training: Training = Training(steps=1500, batch_size=128, learning_rate=0.1, warmup_steps=100, ema_decay=0.995)
+    training: WarmUpTraining = WarmUpTraining()
 
 
 class ClassifierPrivateSettings(DpSgdSettings):
@@ -60,7 +87,7 @@ class ClassifierPrivateSettings(DpSgdSettings):
         4, ge=1, description="views of an image whose gradients are averaged before clipping; the paper: 16"
     )
     physical_batch: int = Field(512, ge=1, description="views in memory at a time: never changes what is released")
-    views: ViewSettings = ViewSettings(rotate=8, scale=0.08, shift=2)
+    views: PrivateViews = PrivateViews()
     public_share: float = Field(
         0.0,
         ge=0,

@@ -66,6 +66,13 @@ def test_the_defaults_are_the_preset() -> None:
     assert (paper.private.multiplicity, paper.private.clip_norm) == (16, 1)
 
 
+def test_an_override_leaves_its_neighbours_as_they_are() -> None:
+    found = apply_overrides({"method": "dp-classifier"}, ["warmup.training.steps=7", "private.views.shift=1"])
+    assert isinstance(found, DpClassifierSettings)
+    assert found.warmup.training.learning_rate == DpClassifierSettings().warmup.training.learning_rate == 0.1
+    assert found.private.views.rotate == DpClassifierSettings().private.views.rotate == 8
+
+
 def test_sets_that_share_classes_are_joined(base: Path) -> None:
     bundle = Bundle.open(base, "model", "public")
     classifier = open_classifier(base, "cpu")
