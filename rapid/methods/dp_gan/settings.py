@@ -38,7 +38,7 @@ class DpGanPrivateSettings(DpSgdSettings):
     expected_batch: int = Field(512, ge=1, description="B, real images of a step on average; as many fakes")
     steps: int = Field(4000, ge=1, description="T, discriminator steps: the budget pays for these")
     learning_rate: float = Field(1e-3, gt=0, description="of the discriminator; 2e-4 in the paper")
-    generator_learning_rate: float = Field(1e-3, gt=0, description="2e-4 in the paper")
+    generator_learning_rate: float = Field(2e-4, gt=0, description="2e-4 in the paper")
     optimizer: Literal["adam"] = "adam"
     beta1: float = Field(0.5, ge=0, lt=1, description="of both Adam optimisers")
     beta2: float = Field(0.999, ge=0, lt=1, description="of both Adam optimisers")

@@ -32,7 +32,13 @@ SETTINGS: dict[str, Any] = {
     "image": {"size": 8},
     "discriminator": {"channels": 6},
     "generator": {"channels": 8, "latent": LATENT},
-    "private": {"expected_batch": SIZE, "steps": 12, "clip_norm": CLIP_NORM, "physical_batch": 5},
+    "private": {
+        "generator_learning_rate": 1e-3,
+        "expected_batch": SIZE,
+        "steps": 12,
+        "clip_norm": CLIP_NORM,
+        "physical_batch": 5,
+    },
 }
 
 
