@@ -56,10 +56,10 @@ def test_losses_are_those_of_algorithm_1() -> None:
     abar, patch = abar_of(settings), settings.denoiser.patch
     for row in range(6):
         pixels = images[row].numpy().astype(np.float64) / 127.5 - 1
-        flip, top, left = draws.views[row, :3].tolist()
-        wide = np.pad(pixels[:, ::-1] if flip < 0.5 else pixels, 2, constant_values=-1)
+        top, left, flip = draws.views[row, 2:5].tolist()
         y, x = int(top * 5), int(left * 5)
-        view = torch.from_numpy(wide[y : y + 32, x : x + 32].copy())[None, None].float()
+        crop = np.pad(pixels, 2, constant_values=-1)[y : y + 32, x : x + 32]
+        view = torch.from_numpy((crop[:, ::-1] if flip <= 0.5 else crop).copy())[None, None].float()
         # noise in the layout of pixels
         eps = from_patches(draws.eps[row : row + 1], patch)
         a = abar[draws.t[row]]
