@@ -20,6 +20,7 @@ from rapid.methods import apply_overrides
 from rapid.methods.rapid.knowledge_base import open_knowledge_base
 from rapid.methods.rapid.retrieval import RetrievalAccuracy
 from rapid.methods.rapid.settings import RapidSettings
+from rapid.methods.rapid.subspace import Subspace
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.probe.network import Probe
 from rapid.stages.public import build_public_bundle
@@ -202,9 +203,9 @@ def test_networks_of_another_bundle(
     made = {*NETWORKS, "knowledge base"}
     assert bars & made == made - taken
     alone = build_public_bundle([letters], tmp_path / "alone", settings, CPU, resume=False)
-    assert set(bundle.config.components) == {*NETWORKS, "knowledge_base", "thumbnails"}
+    assert set(bundle.config.components) == {*NETWORKS, "knowledge_base", "subspace", "thumbnails"}
     assert bundle.config.recipes == alone.config.recipes
-    for name, kind in NETWORKS.items():
+    for name, kind in (NETWORKS | {"subspace": Subspace}).items():
         own, other = (list(one.component(name, kind).state_dict().values()) for one in (bundle, alone))
         assert all(torch.equal(a, b) for a, b in zip(own, other, strict=True))
     entries = np.arange(len(open_knowledge_base(bundle)))
