@@ -172,6 +172,7 @@ DEPENDS = {
     "denoiser": DENOISER,
     "encoder": ENCODER,
     "probe": ("image", "split", "probe"),
+    "subspace": (*AUTOENCODER, "subspace"),
     "knowledge_base": (*ENCODER, "augmentations.reference", "knowledge_base", "retrieval.v"),
 }
 """The settings that decide how each component of RAPID comes out: sections, or single settings."""
@@ -189,6 +190,7 @@ OTHERWISE: dict[str, Any] = {
     "private.start": 300,
     "private.trainable": ("*bias",),
     "generation.start": 200,
+    "generation.clip_range": 2.0,
 }
 """Other values, where one cannot be made up from the type; None: there is none."""
 

@@ -21,14 +21,16 @@ from rapid.bundle.info import describe, provenance
 from rapid.config.sections import ImageSettings
 from rapid.errors import InputError
 from rapid.methods.rapid.settings import RapidSettings
+from rapid.methods.rapid.subspace import Subspace
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.probe.network import Probe
 
 PUBLIC = {
     "autoencoder": Autoencoder, "denoiser": Denoiser, "encoder": TrajectoryEncoder, "probe": Probe,
-    "knowledge_base": KnowledgeBase, "thumbnails": Thumbnails,
+    "knowledge_base": KnowledgeBase, "subspace": Subspace, "thumbnails": Thumbnails,
 }  # fmt: skip
-PRIVATE = {name: kind for name, kind in PUBLIC.items() if name != "thumbnails"} | {"public_denoiser": Denoiser}
+PRIVATE = {name: kind for name, kind in PUBLIC.items() if name not in ("subspace", "thumbnails")}
+PRIVATE |= {"public_denoiser": Denoiser}
 
 
 def rows(seed: int) -> Thumbnails:
