@@ -1,4 +1,4 @@
-"""What the site takes from the code and the benchmarks: tables of all settings, and the picture of samples."""
+"""What the site takes from the code and the benchmarks: tables of all settings, and pictures of samples."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ from mkdocs.structure.files import File, Files
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-SAMPLES = "benchmarks/letters-mnist/samples/rapid-10.png"
+PICTURES = {
+    "images/samples.png": "benchmarks/letters-mnist/samples/rapid-10.png",
+    "benchmarks/samples/epsilon-10.png": "benchmarks/blood-cells/samples/epsilon-10.png",
+    "benchmarks/samples/epsilon-10-as-drawn.png": "benchmarks/blood-cells/samples/epsilon-10-as-drawn.png",
+}
+"""Pictures of the site, and where they are in the project."""
 MARK = re.compile(r"^<!-- settings: ([a-z_-]+) -->$", re.MULTILINE)
 """Where a page wants the settings of a method, or of the server."""
 BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the picture as `images/samples.png`."""
-    source = Path(config.config_file_path).parent / SAMPLES
-    files.append(File.generated(config, "images/samples.png", abs_src_path=str(source)))
+    """Add the pictures."""
+    root = Path(config.config_file_path).parent
+    for name, source in PICTURES.items():
+        files.append(File.generated(config, name, abs_src_path=str(root / source)))
     return files
 
 
