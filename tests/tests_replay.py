@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -222,11 +223,11 @@ def told(path: Path) -> object:
 
 def without_times(shown: str) -> object:
     """Progress bars at their end, without time, rate, and the bar, whose width depends on them; and all other lines as
-    they are. How often a bar is shown before its end depends on the machine."""
+    they are. How often a bar is shown before its end, and whether once or twice at its end, depends on the machine."""
     lines = [line for line in re.split(r"[\r\n]+", shown) if line]
     bar = re.compile(r"(.+?) *: +(\d+%)\|.*\| (\d+/\d+) \[[^,\]]*,[^,\]]*(.*)\]")
     told = [found.groups() if (found := bar.fullmatch(line)) else line for line in lines]
-    return [one for one in told if isinstance(one, str) or one[1] == "100%"]
+    return [one for one, _ in groupby(told) if isinstance(one, str) or one[1] == "100%"]
 
 
 def same_but_noisy_results(first: Run, other: Run) -> None:
