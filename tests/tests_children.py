@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 import warnings
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -17,15 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from rapid.bundle import Bundle
-from rapid.config.sections import Training
-from rapid.methods.rapid.settings import RapidSettings
+from rapid.config.sections import MethodSettings, Training
 from rapid.stages.private import train_private_bundle
 from rapid.stopping import stop_on_signal
 from rapid.training import Checkpoint, RunFolder
 from rapid.training.public import train
 
 
-def train_privately(base: Path, private: Path, out: Path, settings: RapidSettings, ledger: Path) -> Bundle:
+def train_privately(base: Path | None, private: Path, out: Path, settings: MethodSettings, ledger: Path) -> Bundle:
     """Begin the run in `out`, or go on with it."""
     bundle = train_private_bundle(
         base, private, out, settings, epsilon=2.0, delta=1e-4, device=torch.device("cpu"), resume=out.exists(),
@@ -35,24 +35,29 @@ def train_privately(base: Path, private: Path, out: Path, settings: RapidSetting
     return bundle
 
 
-def train_until(until: tuple[str, ...], *arguments: object) -> None:
+def train_until(until: tuple[str | int, ...], *arguments: object) -> None:
     """`train_privately` in a process that kills itself at a function.
 
-    `until`: file and function, and the name of the file that it writes if that matters; or nothing.
+    `until`: file and function, and the name of the file that it writes, or the number of its call from 1, if that
+    matters; or nothing.
     """
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if until:
-        sys.settrace(partial(_kill_myself, until))
+        sys.settrace(partial(_kill_myself, until, Counter()))
     train_privately(*arguments)  # type: ignore[arg-type]
 
 
-def _kill_myself(until: tuple[str, ...], frame: FrameType, event: str, _: object) -> None:
-    file, function, *names = until
+def _kill_myself(until: tuple[str | int, ...], calls: Counter[str], frame: FrameType, event: str, _: object) -> None:
+    file, function, *more = until
     code = frame.f_code
-    called = code.co_name == function and code.co_filename.endswith(file)
-    if called and names in ([], [getattr(frame.f_locals.get("path"), "name", None)]):
-        os.kill(os.getpid(), signal.SIGKILL)
+    if code.co_name != function or not code.co_filename.endswith(str(file)):
+        return
+    names = [one for one in more if isinstance(one, str)]
+    if names in ([], [getattr(frame.f_locals.get("path"), "name", None)]):
+        calls[code.co_name] += 1
+        if calls.total() == next((one for one in more if isinstance(one, int)), 1):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def take_an_endless_step(checkpoint: Path, chosen: Training, begun: Path) -> None:

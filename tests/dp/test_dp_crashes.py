@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
 import time
 import warnings
-from collections import Counter
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 import torch
+from tests_charges import budget_of, charged, same_as, steps_charged, steps_in
 from tests_children import train_privately, train_until
 from tests_process import start
 
 from rapid.bundle import Bundle
 from rapid.dp.accounting import prv_epsilon
-from rapid.dp.attempts import counted
-from rapid.dp.budget import Budget
-from rapid.dp.ledger import Entry, Ledger
 from rapid.dp.spending import balances
 from rapid.methods import apply_overrides
 from rapid.methods.rapid.settings import RapidSettings
@@ -69,63 +65,6 @@ def kill(child: BaseProcess, out: Path, seconds: float, in_a_write: bool) -> Non
     child.kill()
 
 
-def steps_in(checkpoint: Path) -> int:
-    return int(torch.load(checkpoint, weights_only=True)["step"]) if checkpoint.exists() else 0
-
-
-def budget_of(out: Path) -> Budget:
-    return Budget.model_validate(json.loads((out / "checkpoints" / "manifest.json").read_text())["budget"])
-
-
-def charged(ledger: Path) -> list[Entry]:
-    """What a killed run leaves: one reserve line for each attempt, and at most one settle line, at the end."""
-    entries = Ledger(ledger).entries()
-    reserved = [entry.attempt for entry in entries if entry.kind == "reserve"]
-    assert reserved == list(range(1, len(reserved) + 1))
-    assert "settle" not in [entry.kind for entry in entries[:-1]]
-    return entries
-
-
-def steps_charged(ledger: Path) -> Counter[str]:
-    """Steps that all attempts together are charged for."""
-    entries, total = Ledger(ledger).entries(), Counter[str]()
-    for line in counted(entries, entries[0].dataset) if entries else []:
-        total.update({release.name: sum(release.steps.values()) for release in line.releases})
-    return total
-
-
-def same_as(bundle: Bundle, ledger: Path, quiet: Bundle, quiet_ledger: Path, kills: int) -> None:
-    """The bundle, its statement and its budget are those of a run that nobody killed; so is what it cost, but for one
-    step of one release for each kill."""
-    assert bundle.privacy is not None
-    assert quiet.privacy is not None
-    timeless = [
-        {name: value for name, value in one.items() if name != "created"} for one in (bundle.privacy, quiet.privacy)
-    ]
-    assert timeless[0] == timeless[1]
-    assert budget_of(bundle.path) == budget_of(quiet.path)
-    assert bundle.config.components.keys() == quiet.config.components.keys()
-    private = {"probe", "denoiser"}
-    for name in quiet.config.components.keys() - private:
-        assert bundle.config.components[name] == quiet.config.components[name]
-    for name in private:
-        files = [
-            [(path.name, path.stat().st_size) for path in sorted((one.path / name).iterdir())]
-            for one in (bundle, quiet)
-        ]
-        assert files[0] == files[1]
-    (expected,) = balances(Ledger(quiet_ledger).entries())
-    assert expected.epsilon == pytest.approx(quiet.privacy["epsilon"], abs=1e-5)
-    steps, planned = steps_charged(ledger), steps_charged(quiet_ledger)
-    assert planned == {"overlap": 1, "probe": STEPS, "denoiser": STEPS}
-    assert planned <= steps
-    assert steps.total() <= planned.total() + kills
-    # nothing of the killed runs is left, such as weights from steps that were taken again
-    names = {path.name for path in (bundle.path / "checkpoints").iterdir()}
-    assert names == {"manifest.json", "run.json", "lock"}
-    assert not list(bundle.path.glob(".*"))
-
-
 @pytest.fixture(scope="module")
 def quiet(
     public_bundle: Path, digits: Path, tiny_settings: RapidSettings, tmp_path_factory: pytest.TempPathFactory
@@ -140,7 +79,9 @@ def quiet(
         train_privately(public_bundle, digits, folder / "first", settings, folder / "first.jsonl")
         begin = time.monotonic()
         bundle = train_privately(public_bundle, digits, folder / "out", settings, folder / "ledger.jsonl")
-    return bundle, folder / "ledger.jsonl", time.monotonic() - begin
+    elapsed = time.monotonic() - begin
+    assert steps_charged(folder / "ledger.jsonl") == {"overlap": 1, "probe": STEPS, "denoiser": STEPS}
+    return bundle, folder / "ledger.jsonl", elapsed
 
 
 @pytest.mark.filterwarnings("ignore:at this epsilon")
