@@ -204,10 +204,9 @@ class Charge:
         self, limit: RenyiFilter, entries: Sequence[Entry], charged: Sequence[Entry], wanted: Sequence[Spent]
     ) -> None:
         events = [*_events(charged), *(release.dp_event for release in wanted)]
-        first = _may_go_on_by_composition(limit, entries, charged)
-        if first is not None and first != self.run:
-            raise PrivacyRefused(_taken(limit))
         if limit.admits(events):
+            if _may_go_on_by_composition(limit, entries, charged) not in (None, self.run):
+                raise PrivacyRefused(_taken(limit))
             return
         together = limit.spent(events)
         plan = _plan(entries, self.run) or list(wanted)

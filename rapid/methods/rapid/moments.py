@@ -221,14 +221,13 @@ def image_row(latents: Tensor, labels: Tensor, subspace: Subspace, classes: int,
         classes: number of classes, at least 1.
         covariances: 1, or as many as classes.
     """
-    rows, own = latents, covariances
-    coordinates = subspace.coordinates(rows) / _radius(subspace)
+    coordinates = subspace.coordinates(latents) / _radius(subspace)
     coordinates = coordinates / coordinates.norm(dim=1, keepdim=True).clamp_min(1)
-    rest = subspace.outside(rows).square().mean((2, 3)) / _rest_bound(subspace)
+    rest = subspace.outside(latents).square().mean((2, 3)) / _rest_bound(subspace)
     rest = rest / rest.norm(dim=1, keepdim=True).clamp_min(1)
-    member = F.one_hot(labels.to(rows.device), classes).to(rows)
+    member = F.one_hot(labels.to(latents.device), classes).to(latents)
     second = _packed(coordinates[:, :, None] * coordinates[:, None, :])[:, None]
-    if own > 1:
+    if covariances > 1:
         second = member[:, :, None] * second
     means = member[:, :, None] * coordinates[:, None]
     parts = {"means": means, "counts": member, "rest": rest, "second": second}
