@@ -154,8 +154,7 @@ class Bundle:
     @property
     def image_shape(self) -> tuple[int, ...]:
         """(H, W) or (H, W, 3)."""
-        image = self.config.image
-        return (image.size, image.size) + ((3,) if image.channels == 3 else ())
+        return self.config.image.shape
 
     @property
     def digest(self) -> str:
