@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from rapid.config.presets import DEFAULT_METHOD
+from rapid.bundle import Bundle
+from rapid.bundle.networks import open_networks
+from rapid.config.presets import DEFAULT_METHOD, networks_settings
 from rapid.config.sections import MethodSettings
 from rapid.errors import InputError
 from rapid.methods import apply_overrides, find_method, load_settings
-from rapid.methods.base import Automatic
+from rapid.methods.base import Automatic, Extending
 from rapid.runtime import choose_device
 from rapid.stages.automatic import PRESET, AutomaticChoice
 from rapid.stages.public import build_public_bundle
@@ -20,8 +22,12 @@ MINUTES = 30.0
 def build_kb(options: argparse.Namespace) -> None:
     """`rapid build-kb`."""
     device = choose_device(options.device)
+    networks = None if options.networks is None else open_networks(options.networks)
     settings: MethodSettings | AutomaticChoice
-    if options.preset == PRESET or (options.preset is None and _chooses(options.method)):
+    if networks is not None and networks.config.kind == "networks":
+        settings = settings_of_networks(networks, options)
+        refuse_minutes(options)
+    elif options.preset == PRESET or (options.preset is None and _chooses(options.method)):
         minutes = MINUTES if options.minutes is None else options.minutes
         settings = AutomaticChoice(options.method or DEFAULT_METHOD, tuple(options.overrides), minutes, print)
     else:
@@ -33,7 +39,7 @@ def build_kb(options: argparse.Namespace) -> None:
         settings,
         device,
         resume=options.resume,
-        networks=options.networks,
+        networks=networks,
         label_column=options.label_column,
     )
     held = bundle.config.facts.get("knowledge_base", {}).get("entries")
@@ -41,6 +47,24 @@ def build_kb(options: argparse.Namespace) -> None:
     for line in bundle.config.facts.get("findings", []):
         print(line)
     print(f"next: rapid train-private --base {bundle.path} --private PATH --epsilon 1 --out DIR")
+
+
+def settings_of_networks(networks: Bundle, options: argparse.Namespace) -> MethodSettings:
+    """Settings of a public stage on networks that are trained already.
+
+    Raises:
+        InputError: a method or a preset that does not fit them, or an override of what they fix.
+    """
+    name = networks.config.method
+    if options.method not in (None, name):
+        raise InputError("method", f"the networks (--networks) are of the method {name}", options.method)
+    if options.preset == PRESET:
+        raise InputError("preset", "the networks (--networks) are trained already; leave it out", PRESET)
+    method: object = find_method(name)
+    if not isinstance(method, Extending):
+        raise InputError("networks", f"{name} trains its own networks; leave it out", options.networks)
+    base: MethodSettings = networks.settings_as(find_method(name).settings)
+    return networks_settings(base, method.fixed_by_networks, options.preset, options.overrides)
 
 
 def refuse_minutes(options: argparse.Namespace) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from rapid.bundle import Bundle, BundleConfig, PublicData, is_finished, write_bundle
-from rapid.bundle.builder import BundleBuilder, open_reused
+from rapid.bundle.builder import BundleBuilder
 from rapid.bundle.card import public_card
+from rapid.bundle.networks import check_same_images
 from rapid.config.sections import ImageSettings, MethodSettings
 from rapid.data import ImageSet, fit_images, join, load_images
 from rapid.errors import InputError
@@ -29,7 +31,7 @@ def build_public_bundle(
     device: torch.device,
     *,
     resume: bool,
-    networks: Path | None = None,
+    networks: Bundle | None = None,
     label_column: str | None = None,
 ) -> Bundle:
     """Run the public stage of a method and write the bundle `out`.
@@ -41,12 +43,13 @@ def build_public_bundle(
             method chooses them by the images.
         device: where to train.
         resume: continue the run in `out`.
-        networks: a finished bundle of the same images; components with the same recipe are reused.
+        networks: a public bundle of the same images, whose components with the same recipe are reused; or networks
+            alone, which are not trained further, with settings that fit them (`networks_settings`).
         label_column: see `load_images`.
 
     Raises:
-        InputError: bad images, an `out` that holds something else, `networks` of other images, or a method without a
-            public stage.
+        InputError: bad images, an `out` that holds something else, a public bundle `networks` of other images or of
+            another method, or a method without a public stage.
         Stopped: a stop was requested; the state is saved.
     """
     method = find_method(settings.method)
@@ -63,17 +66,20 @@ def build_public_bundle(
     sources = np.repeat(np.arange(len(sets)), [len(part) for part in sets])
     # augmented images are drawn from each set alike, so the division into sets matters
     fingerprint = f"{images.fingerprint()}-{len(sets)}"
-    reuse = None if networks is None else open_reused(networks, fingerprint)
+    if networks is not None:
+        check_same_images(networks, fingerprint)
     # settings of private training and sampling are not fixed here
     used = settings.model_dump(mode="json", include={"method", *settings.public_sections})
-    manifest = {
+    manifest: dict[str, Any] = {
         "settings": used,
         "public": {"sources": [path.name for path in paths], "classes": images.classes, "images": fingerprint},
     }
+    if networks is not None and networks.config.kind == "networks":
+        manifest["networks"] = networks.digest
     with RunFolder.enter(out, "build-kb", manifest, resume=resume) as run_folder, scratch_in(out):
         if is_finished(out):
             return Bundle.open(out, "out", "public")
-        builder = BundleBuilder(run_folder, fingerprint, device, reuse)
+        builder = BundleBuilder(run_folder, fingerprint, device, networks)
         found = method.train_public(builder, PublicImages(images, sources, names), settings)
         config = BundleConfig(
             kind="public",

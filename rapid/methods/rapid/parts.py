@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Self
 
 from rapid_index import KnowledgeBase
 
 from rapid.bundle import Bundle
+from rapid.bundle.format import Kind
 from rapid.methods.rapid.knowledge_base import open_knowledge_base, public_denoiser_name
 from rapid.methods.rapid.moments import NAME as MOMENTS
 from rapid.methods.rapid.moments import ClassMoments
 from rapid.methods.rapid.objectives import trained_timesteps
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
-from rapid.probe.head import NAME as PROBE
+from rapid.probe.network import COMPONENT as PROBE
 from rapid.probe.network import Probe
 
 
@@ -38,7 +39,7 @@ class Parts:
     """
 
     settings: RapidSettings
-    kind: Literal["public", "private"]
+    kind: Kind
     classes: tuple[str, ...]
     image_shape: tuple[int, ...]
     autoencoder: Autoencoder
