@@ -1,12 +1,13 @@
 """Select and distil: after DP-SGD, the denoiser trains on those of its own images that the probe is surest of.
 
-Images are drawn, the private probe names their class, and the surest of each class are kept. The denoiser then trains
-on them by the plain loss, without noise or clipping. Nothing here sees a private image: all of it is post-processing
-of the denoiser and the probe, and costs no privacy.
+Images are drawn, and of those that the private probe takes for the class that they were drawn for, the surest of each
+class are kept. The denoiser then trains on them by the plain loss, without noise or clipping. Nothing here sees a
+private image: all of it is post-processing of the denoiser and the probe, and costs no privacy.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -35,7 +36,7 @@ ENCODED = 500
 
 
 def distil(parts: Parts, device: torch.device, checkpoint: Checkpoint) -> Denoiser:
-    """A copy of the denoiser, trained on its own images at all timesteps.
+    """A copy of the denoiser, trained on its own images at all timesteps; the denoiser itself if none can be kept.
 
     Args:
         parts: of a private bundle with classes, in which the probe names the class of an image.
@@ -47,6 +48,9 @@ def distil(parts: Parts, device: torch.device, checkpoint: Checkpoint) -> Denois
     """
     own = parts.settings.private.distillation
     latents, labels = chosen_latents(parts, device)
+    if not len(labels):
+        warnings.warn("the probe takes no image for its class: nothing is distilled", stacklevel=2)
+        return parts.denoiser
     classes = [torch.from_numpy(np.flatnonzero(labels == number)) for number in np.unique(labels)]
     targets = torch.from_numpy(labels).to(device)
     schedule = Schedule.build(parts.settings.schedule).to(device)
@@ -88,7 +92,8 @@ def chosen_latents(parts: Parts, device: torch.device) -> tuple[Tensor, NDArray[
             images.append(drawn)
             probabilities.append(probe.probabilities(to_unit_range(drawn, device)).cpu().numpy())
             progress.advance(len(numbers))
-    kept, labels = surest(np.concatenate(probabilities), own.keep)
+    wanted = np.arange(own.candidates) % len(parts.classes)
+    kept, labels = surest(np.concatenate(probabilities), wanted, own.keep)
     pixels = to_unit_range(np.concatenate(images)[kept], device)
     latents = [_encoded(autoencoder, pixels)]
     generator = torch.Generator().manual_seed(SEED)
@@ -96,12 +101,15 @@ def chosen_latents(parts: Parts, device: torch.device) -> tuple[Tensor, NDArray[
     return torch.cat(latents), np.tile(labels, 1 + own.views)
 
 
-def surest(probabilities: NDArray[np.float32], keep: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The images of each class of which the probe is surest, whichever class they were drawn for.
+def surest(
+    probabilities: NDArray[np.float32], wanted: NDArray[np.int64], keep: float
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of the images that the probe takes for the class that they were drawn for, the surest of each class.
 
     Args:
         probabilities: float32 (n, classes).
-        keep: share of the images of each class that are kept; at least one where there is any.
+        wanted: classes that the images were drawn for, int64 (n,).
+        keep: share of such images of each class that is kept; at least one where there is any.
 
     Returns:
         Rows, int64 (m,), and their classes, int64 (m,).
@@ -109,7 +117,7 @@ def surest(probabilities: NDArray[np.float32], keep: float) -> tuple[NDArray[np.
     labels, sure = probabilities.argmax(1), probabilities.max(1)
     rows = []
     for number in range(probabilities.shape[1]):
-        own = np.flatnonzero(labels == number)
+        own = np.flatnonzero((labels == number) & (wanted == number))
         order = own[np.argsort(-sure[own], kind="stable")]
         rows.append(order[: max(1, round(keep * len(order)))])
     chosen = np.concatenate(rows)

@@ -114,7 +114,9 @@ class DistillationSettings(Section):
     candidates: int = Field(
         0, ge=0, description="images that are drawn and judged by the probe, at no privacy cost; 0: no distillation"
     )
-    keep: float = Field(0.5, gt=0, le=1, description="share of the images of each class that is kept: the surest")
+    keep: float = Field(
+        0.3, gt=0, le=1, description="share of the images that the probe takes for their class that is kept: the surest"
+    )
     views: int = Field(1, ge=0, description="random views of each kept image that are trained on beside it")
     augment: AugmentSettings = AugmentSettings(rotate=8.0, scale=0.1, shift=0.04)
     label_dropout: float = Field(0.1, ge=0, le=1, description="share of examples trained with the null class")

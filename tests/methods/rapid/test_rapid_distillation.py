@@ -35,6 +35,7 @@ from rapid.training import Checkpoint
 CPU = torch.device("cpu")
 OVERRIDES = [
     "private.distillation.candidates=40",
+    "private.distillation.keep=1",
     "private.distillation.views=2",
     "private.distillation.sampling={attempts: 1, steps: 10, batch_size: 16, retrieval: class}",
     "private.distillation.training={steps: 20, batch_size: 16, learning_rate: 0.003, warmup_steps: 2, ema_decay: 0.5}",
@@ -58,12 +59,14 @@ def parts(private: Bundle, tiny_settings: RapidSettings) -> Parts:
 @given(
     npst.arrays(np.float32, st.tuples(st.integers(1, 30), st.integers(1, 4)), elements=st.floats(0, 1, width=32)),
     st.sampled_from([0.1, 0.5, 0.8, 1.0]),
+    st.integers(0, 3),
 )
-def test_the_surest_of_each_class_are_kept(probabilities: NDArray[np.float32], keep: float) -> None:
-    rows, labels = surest(probabilities, keep)
+def test_the_surest_of_each_class_are_kept(probabilities: NDArray[np.float32], keep: float, first: int) -> None:
+    wanted = (first + np.arange(len(probabilities))) % probabilities.shape[1]
+    rows, labels = surest(probabilities, wanted, keep)
     assert len(set(rows.tolist())) == len(rows)
     for number in range(probabilities.shape[1]):
-        own = [row for row, one in enumerate(probabilities) if int(one.argmax()) == number]
+        own = [row for row, one in enumerate(probabilities) if int(one.argmax()) == number == wanted[row]]
         chosen = rows[labels == number].tolist()
         assert len(chosen) == (max(1, round(keep * len(own))) if own else 0)
         assert set(chosen) <= set(own)
