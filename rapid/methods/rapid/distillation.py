@@ -8,7 +8,8 @@ private image: all of it is post-processing of the denoiser and the probe, and c
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -29,28 +30,34 @@ from rapid.training import Checkpoint
 from rapid.training.public import train
 
 NAME = "distillation"
-SEED = 0
-"""Of the candidates."""
 ENCODED = 500
 """Images encoded at a time."""
 
 
-def distil(parts: Parts, device: torch.device, checkpoint: Checkpoint) -> Denoiser:
+def distil(parts: Parts, device: torch.device, checkpoint: Callable[[str], Checkpoint]) -> Denoiser:
     """A copy of the denoiser, trained on its own images at all timesteps; the denoiser itself if none can be kept.
 
     Args:
         parts: of a private bundle with classes, in which the probe names the class of an image.
         device: where to train.
-        checkpoint: of the training state; the candidates of a run that was stopped are drawn again.
+        checkpoint: of a training with the given name; the candidates of a run that was stopped are drawn again.
 
     Raises:
         Stopped: a stop was requested.
     """
-    own = parts.settings.private.distillation
-    latents, labels = chosen_latents(parts, device)
-    if not len(labels):
-        warnings.warn("the probe takes no image for its class: nothing is distilled", stacklevel=2)
-        return parts.denoiser
+    for number in range(parts.settings.private.distillation.rounds):
+        latents, labels = chosen_latents(parts, device, number)
+        if not len(labels):
+            warnings.warn("the probe takes no image for its class: nothing is distilled", stacklevel=2)
+            break
+        denoiser = _trained(parts, latents, labels, checkpoint(f"{NAME}-{number}"))
+        parts = replace(parts, denoiser=denoiser, private_from=parts.settings.schedule.timesteps)
+    return parts.denoiser
+
+
+def _trained(parts: Parts, latents: Tensor, labels: NDArray[np.int64], checkpoint: Checkpoint) -> Denoiser:
+    """A copy of the denoiser, trained on latents of given classes."""
+    own, device = parts.settings.private.distillation, latents.device
     classes = [torch.from_numpy(np.flatnonzero(labels == number)) for number in np.unique(labels)]
     targets = torch.from_numpy(labels).to(device)
     schedule = Schedule.build(parts.settings.schedule).to(device)
@@ -78,17 +85,24 @@ def _pick(classes: list[Tensor], which: float, row: float) -> Tensor:
 
 
 @torch.no_grad()
-def chosen_latents(parts: Parts, device: torch.device) -> tuple[Tensor, NDArray[np.int64]]:
-    """Latents of the kept images and of random views of them, float (n, c, h, w), and their classes, int64 (n,)."""
+def chosen_latents(parts: Parts, device: torch.device, number: int = 0) -> tuple[Tensor, NDArray[np.int64]]:
+    """Latents of the kept images and of random views of them, float (n, c, h, w), and their classes, int64 (n,).
+
+    Args:
+        parts: see `distil`.
+        device: where to compute.
+        number: of the round; the first draws as `distillation.sampling` says, later ones as images are drawn.
+    """
     own = parts.settings.private.distillation
     assert parts.probe is not None
     probe, autoencoder = parts.probe.to(device), parts.autoencoder.to(device)
-    sampler = RapidSampler(parts, device, own.sampling or parts.settings.generation)
+    generation = parts.settings.generation
+    sampler = RapidSampler(parts, device, generation if number else own.sampling or generation)
     images, probabilities = [], []
     with Progress("candidates", own.candidates, "image") as progress:
         for numbers in _portions(own.candidates, sampler.batch_size):
             check_stop()
-            drawn = sampler.decode(sampler.sample(make_streams(SEED, numbers), numbers % len(parts.classes))[1])
+            drawn = sampler.decode(sampler.sample(make_streams(number, numbers), numbers % len(parts.classes))[1])
             images.append(drawn)
             probabilities.append(probe.probabilities(to_unit_range(drawn, device)).cpu().numpy())
             progress.advance(len(numbers))
@@ -96,7 +110,7 @@ def chosen_latents(parts: Parts, device: torch.device) -> tuple[Tensor, NDArray[
     kept, labels = surest(np.concatenate(probabilities), wanted, own.keep)
     pixels = to_unit_range(np.concatenate(images)[kept], device)
     latents = [_encoded(autoencoder, pixels)]
-    generator = torch.Generator().manual_seed(SEED)
+    generator = torch.Generator().manual_seed(number)
     latents += [_encoded(autoencoder, augment(pixels, own.augment, generator)) for _ in range(own.views)]
     return torch.cat(latents), np.tile(labels, 1 + own.views)
 

@@ -20,7 +20,6 @@ from rapid.dp.rows import PrivateTensor
 from rapid.dp.training_spec import training_spec
 from rapid.errors import InputError
 from rapid.methods.base import Description
-from rapid.methods.rapid.distillation import NAME as DISTILLATION
 from rapid.methods.rapid.distillation import distil
 from rapid.methods.rapid.knowledge_base import NAME as KNOWLEDGE_BASE
 from rapid.methods.rapid.knowledge_base import open_knowledge_base
@@ -114,7 +113,7 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: RapidSet
     denoiser = _train_denoiser(access, latents, base, settings, probe, moments)
     if settings.private.distillation.candidates and probe is not None and access.ranks.first:
         parts = _parts(access, base, settings, denoiser, probe, moments)
-        denoiser = distil(parts, access.device, access.post_processing(DISTILLATION))
+        denoiser = distil(parts, access.device, access.post_processing)
     components[DENOISER] = denoiser
     return components
 

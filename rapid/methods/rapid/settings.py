@@ -112,8 +112,9 @@ class DistillationSettings(Section):
     """Select and distil: after DP-SGD the denoiser trains on those of its own images that the probe is surest of."""
 
     candidates: int = Field(
-        0, ge=0, description="images that are drawn and judged by the probe, at no privacy cost; 0: no distillation"
+        0, ge=0, description="images that the probe judges in each round, at no privacy cost; 0: no distillation"
     )
+    rounds: int = Field(1, ge=1, description="of drawing, judging and training")
     keep: float = Field(
         0.3, gt=0, le=1, description="share of the images that the probe takes for their class that is kept: the surest"
     )
@@ -121,7 +122,7 @@ class DistillationSettings(Section):
     augment: AugmentSettings = AugmentSettings(rotate=8.0, scale=0.1, shift=0.04)
     label_dropout: float = Field(0.1, ge=0, le=1, description="share of examples trained with the null class")
     sampling: GenerationSettings | None = Field(
-        None, description="how candidates are drawn; None: as images are later, by `generation`"
+        None, description="how the candidates of the first round are drawn; None: by `generation`, as later ones"
     )
     training: Training = Training(steps=1000, batch_size=256, ema_decay=0.99)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def test_what_is_kept_are_images_of_the_model_and_views_of_them(parts: Parts) ->
 
 def test_training_lowers_the_loss_on_what_is_kept(parts: Parts, tmp_path: Path) -> None:
     latents, labels = chosen_latents(parts, CPU)
-    trained = distil(parts, CPU, Checkpoint(tmp_path / "state"))
+    trained = distil(parts, CPU, states(tmp_path / "state"))
     schedule = Schedule.build(parts.settings.schedule)
     generator = torch.Generator().manual_seed(9)
     t = torch.randint(1, schedule.timesteps + 1, (len(latents),), generator=generator)
@@ -106,7 +107,7 @@ def test_training_lowers_the_loss_on_what_is_kept(parts: Parts, tmp_path: Path) 
 
     assert loss(trained) < 0.97 * loss(parts.denoiser)
     # the denoiser that was given stays as it was
-    again = distil(parts, CPU, Checkpoint(tmp_path / "again"))
+    again = distil(parts, CPU, states(tmp_path / "again"))
     assert all(torch.equal(a, b) for a, b in zip(trained.parameters(), again.parameters(), strict=True))
 
 
@@ -136,6 +137,11 @@ def test_images_are_sampled_by_the_distilled_denoiser_from_noise(distilled: Bund
     assert samples.images.shape == (3, 32, 32)
 
 
+def states(folder: Path) -> Callable[[str], Checkpoint]:
+    folder.mkdir(parents=True, exist_ok=True)
+    return lambda name: Checkpoint(folder / name)
+
+
 class StopsOnce(Checkpoint):
     """Requests a stop when the state is saved for the fifth time."""
 
@@ -148,11 +154,18 @@ class StopsOnce(Checkpoint):
             request_stop()
 
 
-def test_a_run_that_was_stopped_gives_the_same_denoiser(parts: Parts, tmp_path: Path) -> None:
-    quiet = distil(parts, CPU, Checkpoint(tmp_path / "quiet"))
-    with pytest.raises(Stopped), stop_on_signal():
-        distil(parts, CPU, StopsOnce(tmp_path / "state", interval=0))
-    resumed = distil(parts, CPU, Checkpoint(tmp_path / "state"))
+@pytest.mark.parametrize("stopped_rounds", [["distillation-0"], ["distillation-0", "distillation-1"]])
+def test_a_run_that_was_stopped_gives_the_same_denoiser(
+    parts: Parts, tmp_path: Path, stopped_rounds: list[str]
+) -> None:
+    own = parts.settings.private.distillation.model_copy(update={"rounds": 2})
+    private = parts.settings.private.model_copy(update={"distillation": own})
+    parts = replace(parts, settings=parts.settings.model_copy(update={"private": private}))
+    quiet, saved = distil(parts, CPU, states(tmp_path / "quiet")), tmp_path / "saved"
+    for stops in stopped_rounds:
+        with pytest.raises(Stopped), stop_on_signal():
+            distil(parts, CPU, lambda name, at=stops: (StopsOnce if name == at else Checkpoint)(saved / name, 0))
+    resumed = distil(parts, CPU, states(saved))
     assert all(torch.equal(a, b) for a, b in zip(quiet.parameters(), resumed.parameters(), strict=True))
 
 
