@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import settings as hypothesis_settings
 from methods.tiny import TINY as METHODS
-from tests_support import TINY
+from tests_support import TINY, export_networks
 
 from rapid.bundle import Bundle
 from rapid.data import load_images, sample_path
@@ -82,6 +82,12 @@ def public_bundle(tmp_path_factory: pytest.TempPathFactory, letters: Path, tiny_
     """A finished tiny public bundle."""
     out = tmp_path_factory.mktemp("bundles") / "public"
     return build_public_bundle([letters], out, tiny_settings, CPU, resume=False).path
+
+
+@pytest.fixture(scope="session")
+def networks(public_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The networks of the tiny public bundle, without it."""
+    return export_networks(public_bundle, tmp_path_factory.mktemp("networks") / "letters")
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,14 @@ from typing import Any
 import httpx
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
+from tests_process import run
 
+from rapid.bundle import Bundle
+from rapid.bundle.networks import open_networks
 from rapid.data import ImageSet
 from rapid.sampling.generator import Generator
 
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 TINY = [
     "autoencoder.channels=8",
     "autoencoder.multipliers=[1,1,1]",
@@ -36,6 +40,15 @@ TINY = [
     "generation.attempts=2",
 ]
 """Overrides of the preset `demo`: the smallest networks and a few steps."""
+
+
+def export_networks(base: Path, out: Path, *more: str) -> Bundle:
+    """The networks of a public bundle, exported as a user does."""
+    card = out.parent / "card.md"
+    card.write_text("# Letters\n", encoding="utf-8")
+    done = run("--base", base, "--out", out, "--card", card, *more, script=SCRIPTS / "export_networks.py")
+    assert done.returncode == 0, done.stderr
+    return open_networks(out)
 
 
 def bright_and_dark(

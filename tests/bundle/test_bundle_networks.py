@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests_process import run
+from tests_support import export_networks
 
 from rapid.bundle import Bundle
 from rapid.bundle.networks import builtin_names, open_networks
@@ -23,23 +24,7 @@ from rapid.stages.private import train_private_bundle
 from rapid.stages.public import build_public_bundle
 
 CPU = torch.device("cpu")
-SCRIPT = Path(__file__).parents[2] / "scripts" / "export_networks.py"
 KEPT = {"autoencoder": Autoencoder, "encoder": TrajectoryEncoder}
-
-
-def export(base: Path, out: Path, *more: str) -> Bundle:
-    """Export as a user does."""
-    card = out.parent / "card.md"
-    card.write_text("# Letters\n", encoding="utf-8")
-    done = run("--base", base, "--out", out, "--card", card, *more, script=SCRIPT)
-    assert done.returncode == 0, done.stderr
-    return open_networks(out)
-
-
-@pytest.fixture(scope="module")
-def networks(public_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """The networks of the tiny public bundle."""
-    return export(public_bundle, tmp_path_factory.mktemp("networks") / "letters")
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +131,7 @@ def test_networks_alone_are_no_model(networks: Bundle) -> None:
 
 
 def test_a_run_is_bound_to_its_networks(networks: Bundle, public_bundle: Path, digits: Path, tmp_path: Path) -> None:
-    others = export(public_bundle, tmp_path / "others", "--preset", "demo")
+    others = export_networks(public_bundle, tmp_path / "others", "--preset", "demo")
     settings = networks.settings_as(RapidSettings)
     build_public_bundle([digits], tmp_path / "out", settings, CPU, resume=False, networks=networks)
     with pytest.raises(InputError, match="networks"):
