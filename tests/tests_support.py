@@ -83,7 +83,7 @@ def numbers(client: httpx.Client) -> dict[tuple[str, ...], float]:
 
 
 class Fails:
-    """A real generator whose `decode` raises while `failing` is set; it records the size of each decoded batch."""
+    """A real generator whose `finish` raises while `failing` is set; it records the size of each decoded batch."""
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
@@ -93,8 +93,8 @@ class Fails:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._generator, name)
 
-    def decode(self, latents: Any) -> Any:
+    def finish(self, latents: Any) -> Any:
         if self.failing:
             raise RuntimeError("out of memory in /secret/path")
         self.decoded.append(len(latents))
-        return self._generator.decode(latents)
+        return self._generator.finish(latents)

@@ -51,13 +51,27 @@ def fit_images(images: ImageSet, settings: ImageSettings, field: str) -> ImageSe
 def to_unit_range(images: NDArray[np.uint8], device: torch.device | str = "cpu") -> torch.Tensor:
     """Convert uint8 (N, H, W) or (N, H, W, 3) to network input: float32 (N, C, H, W) in [-1, 1] on `device`."""
     planes = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
-    return torch.from_numpy(np.ascontiguousarray(planes)).to(device).float().div_(127.5).sub_(1.0)
+    return unit_range(torch.from_numpy(np.ascontiguousarray(planes)).to(device))
+
+
+def unit_range(planes: torch.Tensor) -> torch.Tensor:
+    """The same of uint8 (N, C, H, W), on its device."""
+    return planes.float().div_(127.5).sub_(1.0)
 
 
 def to_uint8(images: torch.Tensor) -> NDArray[np.uint8]:
     """Convert float (N, C, H, W) in [-1, 1] to uint8 (N, H, W) or (N, H, W, 3), rounded and clamped."""
-    pixels = images.add(1.0).mul(127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
-    return np.ascontiguousarray(pixels[:, 0] if pixels.shape[1] == 1 else pixels.transpose(0, 2, 3, 1))
+    return from_planes(to_planes(images).cpu().numpy())
+
+
+def to_planes(images: torch.Tensor) -> torch.Tensor:
+    """Convert float (N, C, H, W) in [-1, 1] to uint8 (N, C, H, W) on its device, rounded and clamped."""
+    return images.add(1.0).mul(127.5).round().clamp(0, 255).to(torch.uint8).contiguous()
+
+
+def from_planes(planes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Bring uint8 (N, C, H, W) to the form of images, (N, H, W) or (N, H, W, 3)."""
+    return np.ascontiguousarray(planes[:, 0] if planes.shape[1] == 1 else planes.transpose(0, 2, 3, 1))
 
 
 def _fit(pixels: NDArray[np.uint8], settings: ImageSettings) -> NDArray[np.uint8]:

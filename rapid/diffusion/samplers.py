@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rapid.diffusion.call_table import OUTPUT, CallTable
 from rapid.diffusion.preconditioning import sampling_levels
 
 SamplerName = Literal["ddim", "stochastic-ddim", "churn"]
@@ -137,23 +139,13 @@ class Path:
         found: list[bool] = (self.weights[:, :, 3] != 0).any(1).tolist()
         return found
 
+    @cached_property
+    def table(self) -> CallTable:
+        """All calls; each output takes the place of the one before it."""
+        return CallTable(self.sigmas, (OUTPUT,) * len(self), self.noisy, self.weights, self.first_level)
+
 
 def _raised(sigma: float, steps: int, churn: Churn) -> float:
     """The level to which noise is added before a step."""
     gamma = min(churn.amount / steps, LARGEST_GAMMA) if churn.least <= sigma <= churn.most else 0.0
     return (1 + gamma) * sigma
-
-
-def apply_call(weights: Tensor, x: Tensor, kept: Tensor, denoised: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """X and KEPT after calls, one of each row, float (n, ...).
-
-    Args:
-        weights: of the calls, float (n, 2, 4).
-        x: before the calls, float (n, ...).
-        kept: as x.
-        denoised: D(X; sigma), as x.
-        noise: standard normal, as x; not used where its weight is 0.
-    """
-    parts = torch.stack([x, kept, denoised, noise], 1).flatten(2)
-    after = torch.bmm(weights, parts).view(len(x), 2, *x.shape[1:])
-    return after[:, 0], after[:, 1]

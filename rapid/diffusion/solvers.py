@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Self
 
 import torch
 from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, PNDMScheduler
 from torch import Tensor
 
+from rapid.diffusion.call_table import KEPT, OUTPUT, CallTable, X
 from rapid.diffusion.schedule import Schedule
 
 SamplerName = Literal["ddim", "pndm", "dpm-solver++"]
@@ -79,6 +81,15 @@ class Solver:
                 x = scheduler.step(basis[call], torch.tensor(index), x).prev_sample
             weights.append(x.float())
         return cls(tuple(index + 1 for index in indices), torch.stack(weights))
+
+    @cached_property
+    def table(self) -> CallTable:
+        """All calls: KEPT stays the first state, and each predicted noise has a part of its own."""
+        calls = len(self.timesteps)
+        weights = torch.zeros(calls, 2, OUTPUT + calls)
+        weights[:, X, KEPT:] = self.weights
+        weights[:, KEPT, KEPT] = 1
+        return CallTable(torch.tensor(self.timesteps), range(OUTPUT, OUTPUT + calls), (False,) * calls, weights)
 
     def run(self, predict: Predict, x: Tensor) -> Tensor:
         """Take all steps with a batch whose images are all at the same step.

@@ -5,7 +5,6 @@ generate.py             `generate`: from arguments to images; checks of requests
 request.py              the state of a request: candidates to draw, in flight, pending, accepted
 acceptance.py           acceptance of candidates by the probe
 streams.py              noise streams by seed and number
-solver_trajectories.py  Trajectories of linear solvers, rows at different steps in one batch
-sampler_trajectories.py Trajectories of samplers that may take fresh noise in every step
+linear_trajectories.py  Trajectories of linear samplers, rows at different calls in one batch
 one_call.py             Trajectories of models with one network call per image
 """

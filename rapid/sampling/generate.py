@@ -138,6 +138,5 @@ def _make_batch(generator: Generator, trajectories: Trajectories, request: Reque
         finished = trajectories.advance(np.fromiter(number_of, np.int64))
         if len(finished.rows):
             done = np.array([number_of.pop(row) for row in finished.rows.tolist()])
-            made = generator.decode(finished.latents)
-            accepted += request.offer(done, made, generator.label(made))
+            accepted += request.offer(done, *generator.finish(finished.latents))
     return accepted

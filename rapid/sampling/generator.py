@@ -127,6 +127,10 @@ class Generator(Protocol):
         """Class probabilities of images by the probe, float32 (n, classes); None if there is no probe."""
         ...
 
+    def finish(self, latents: Tensor) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None]:
+        """`decode` and `label` at once; on a device the host waits only once. n >= 1."""
+        ...
+
     @property
     def records(self) -> int:
         """Number of knowledge base records; 0 for a method without a knowledge base."""

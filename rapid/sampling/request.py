@@ -58,16 +58,24 @@ class Request:
     @property
     def wants(self) -> int:
         """Number of candidates to draw now so that those in flight probably suffice."""
-        rate = self._expected_rate
-        return sum(self._wanted(pool, rate) for pool in self._pools.values() if pool.open)
+        return self._wanted_now(self._expected_rate)
 
-    def draw(self, limit: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    @property
+    def least(self) -> int:
+        """Number of candidates to draw now so that those in flight suffice if all are accepted."""
+        return self._wanted_now(1.0)
+
+    def draw(self, limit: int, *, sparing: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """Draw at most `limit` new candidates, those with the lowest numbers first.
+
+        Args:
+            limit: may be below 0, which counts as 0.
+            sparing: draw at most `least` instead of `wants`: it takes longer, and fewer candidates are made in vain.
 
         Returns:
             Their numbers, int64 (n,), ascending, and their classes, int64 (n,), or None without classes.
         """
-        limit, drawn, rate = max(0, limit), [], self._expected_rate
+        limit, drawn, rate = max(0, limit), [], 1.0 if sparing else self._expected_rate
         for pool in self._pools.values():
             wanted = min(limit, self._wanted(pool, rate))
             drawn += [pool.number(pool.drawn + later, self.count) for later in range(wanted)]
@@ -125,6 +133,9 @@ class Request:
     @property
     def _expected_rate(self) -> float:
         return 1.0 if self._acceptance is None else self._rate.value
+
+    def _wanted_now(self, rate: float) -> int:
+        return sum(self._wanted(pool, rate) for pool in self._pools.values() if pool.open)
 
     def _pool(self, number: int) -> _Pool:
         """The pool of a candidate, by its number."""

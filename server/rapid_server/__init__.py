@@ -10,6 +10,7 @@ schemas.py             request and response bodies, and the validation of reques
 negotiate.py           the Accept header: JSON, PNG, zip, JSON lines, server-sent events
 responses.py           images in each of these formats, collected or streamed
 models.py              the models by name, and their descriptions
+encoder.py             PNGs on all cores, off the event loop
 engine.py              the thread that owns the models, and the queue of requests
 worker.py              one model: requests in, steps, images out
 scheduler.py           which requests take part in the next step

@@ -21,6 +21,7 @@ from rapid.sampling.classifier import Classifier
 from rapid_server import responses, schemas
 from rapid_server.auth import RequireToken, Tokens
 from rapid_server.connections import RejectExcessConnections
+from rapid_server.encoder import Encoder
 from rapid_server.engine import Engine
 from rapid_server.exception_handlers import CatchExceptions, add_exception_handlers
 from rapid_server.generation import EndJobs, generation_router
@@ -61,7 +62,8 @@ def create_app(served: Mapping[str, Generator | Classifier], settings: ServerSet
         max_client=settings.max_client,
         observer=metrics,
     )
-    metrics.watch_queue(lambda: engine.queued)
+    metrics.watch_queue(lambda: engine.queued, lambda: engine.queued_seconds)
+    encoder = Encoder()
     predictor = Predictor(classifiers, max_queued=settings.max_queued, max_client=settings.max_client)
 
     @asynccontextmanager
@@ -69,6 +71,7 @@ def create_app(served: Mapping[str, Generator | Classifier], settings: ServerSet
         yield
         await asyncio.to_thread(predictor.close)
         await asyncio.to_thread(engine.close)
+        await asyncio.to_thread(encoder.close)
 
     app = FastAPI(
         title="rapid",
@@ -82,9 +85,9 @@ def create_app(served: Mapping[str, Generator | Classifier], settings: ServerSet
     )
     app.state.engine = engine
     limits = schemas.Limits(max_count=settings.max_count, max_steps=settings.max_steps)
-    app.include_router(generation_router(models, engine, limits))
+    app.include_router(generation_router(models, engine, encoder, limits))
     app.include_router(prediction_router(models, predictor, limits))
-    app.include_router(openai_router(models, engine, limits))
+    app.include_router(openai_router(models, engine, encoder, limits))
     _add_description(app, models, engine, limits)
     _add_monitoring(app, engine, metrics)
     _add_pages(app)

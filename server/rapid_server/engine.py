@@ -159,7 +159,7 @@ class Engine:
         self._max_queued, self._max_client = max_queued, max_client
         self._observer = observer
         self._changed = threading.Condition()
-        self._draining = self._stopping = False
+        self._draining = self._stopping = self._arrived = False
         self.ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rapid-engine", daemon=True)
         self._thread.start()
@@ -169,6 +169,11 @@ class Engine:
         """Images that are queued or being made."""
         with self._changed:
             return sum(job.request.missing for jobs in self._jobs.values() for job in jobs)
+
+    @property
+    def queued_seconds(self) -> float:
+        """Estimated seconds to make the images that are queued or being made; 0 before the first step."""
+        return self.queued * self._recent_seconds / self._recent_images if self._recent_images else 0.0
 
     @property
     def idle(self) -> bool:
@@ -210,6 +215,7 @@ class Engine:
                 raise EngineFullError(problem, self._seconds_for(total + count - self._max_queued))
             self._jobs[model].append(job)
             self._open.add(job)
+            self._arrived = True
             self._changed.notify()
         return job
 
@@ -283,6 +289,7 @@ class Engine:
         """
         with self._changed:
             while True:
+                self._arrived = False
                 for name, jobs in self._jobs.items():
                     self._sync(name, jobs)
                 active = [name for name, jobs in self._jobs.items() if jobs]
@@ -325,7 +332,7 @@ class Engine:
     def _step(self, name: str) -> None:
         worker, start = self._workers[name], time.perf_counter()
         try:
-            step = worker.step()
+            step = worker.step(lambda: self._arrived)
         except Exception:
             _LOG.exception("a step of %s failed", name)
             # or the failing model would always be next

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -13,16 +13,17 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rapid_server import negotiate, responses, schemas
+from rapid_server.encoder import Encoder
 from rapid_server.engine import Engine, Job
 from rapid_server.models import Model, ModelRegistry
 from rapid_server.problems import Refusal, problems
 from rapid_server.worker import ImageDone
 
-COLLECTED: dict[str, Callable[[Model, Job, list[ImageDone]], Response]] = {
+COLLECTED: dict[str, Callable[[Encoder, Model, Job, list[ImageDone]], Awaitable[Response]]] = {
     responses.JSON: responses.as_json,
     responses.PNG: responses.as_png,
 }
-STREAMED: dict[str, Callable[[Model, Job], AsyncIterator[bytes]]] = {
+STREAMED: dict[str, Callable[[Encoder, Model, Job], AsyncIterator[bytes]]] = {
     responses.ZIP: responses.as_zip,
     responses.LINES: responses.as_lines,
     responses.EVENTS: responses.as_events,
@@ -39,7 +40,7 @@ STATUSES = {
 }
 
 
-def generation_router(models: ModelRegistry, engine: Engine, limits: schemas.Limits) -> APIRouter:
+def generation_router(models: ModelRegistry, engine: Engine, encoder: Encoder, limits: schemas.Limits) -> APIRouter:
     """`POST /generate`."""
     router = APIRouter()
     offered = (*COLLECTED, *STREAMED)
@@ -73,12 +74,12 @@ def generation_router(models: ModelRegistry, engine: Engine, limits: schemas.Lim
         attach(request, job)
         if media_type in COLLECTED:
             images = await collect(request, job)
-            return await asyncio.to_thread(COLLECTED[media_type], model, job, images)
+            return await COLLECTED[media_type](encoder, model, job, images)
         # proxies must neither store nor buffer the stream
         head = responses.headers(model, job) | {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         if media_type == responses.ZIP:
             head["Content-Disposition"] = f'attachment; filename="{responses.zip_name(model, job)}"'
-        return StreamingResponse(_yielding(STREAMED[media_type](model, job)), 200, head, media_type)
+        return StreamingResponse(_yielding(STREAMED[media_type](encoder, model, job)), 200, head, media_type)
 
     return router
 

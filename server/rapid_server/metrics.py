@@ -39,10 +39,12 @@ class Metrics:
         self._occupancy = self._of_model("rapid_batch_occupancy", "Rows of a step as a share of the batch", _SHARES)
         self._searches = self._of_model("rapid_retrieval_seconds", "Seconds of searches per step", _SECONDS)
 
-    def watch_queue(self, length: Callable[[], int]) -> None:
-        """Report `length()` as the number of images that are queued or being made."""
+    def watch_queue(self, length: Callable[[], int], seconds: Callable[[], float]) -> None:
+        """Report `length()` as the number of images that are queued or being made, and `seconds()` as their time."""
         queue = Gauge("rapid_queue_images", "Images that are queued or being made", registry=self.registry)
         queue.set_function(length)
+        work = Gauge("rapid_queue_seconds", "Estimated seconds to make the images of the queue", registry=self.registry)
+        work.set_function(seconds)
 
     def stepped(self, model: str, batch: int, step: Step) -> None:
         """Record a step of the engine."""

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from rapid.errors import InputError
 from rapid_server import responses, schemas
+from rapid_server.encoder import Encoder
 from rapid_server.engine import Engine, Job
 from rapid_server.generation import STATUSES, attach, client_of, collect, read_body
 from rapid_server.models import Model, ModelRegistry
@@ -20,11 +21,11 @@ ANY_CLASS = ("", "any")
 _MISSING = {404: "No such model"}
 
 
-def openai_router(models: ModelRegistry, engine: Engine, limits: schemas.Limits) -> APIRouter:
+def openai_router(models: ModelRegistry, engine: Engine, encoder: Encoder, limits: schemas.Limits) -> APIRouter:
     """`POST /v1/images/generations`, `GET /v1/models` and `GET /v1/models/{model}`."""
     router = APIRouter(prefix=OPENAI_PREFIX)
     _add_models(router, models)
-    _add_images(router, models, engine, limits)
+    _add_images(router, models, engine, encoder, limits)
     return router
 
 
@@ -47,7 +48,9 @@ def _add_models(router: APIRouter, models: ModelRegistry) -> None:
         return entries[_find(models, model).name]
 
 
-def _add_images(router: APIRouter, models: ModelRegistry, engine: Engine, limits: schemas.Limits) -> None:
+def _add_images(
+    router: APIRouter, models: ModelRegistry, engine: Engine, encoder: Encoder, limits: schemas.Limits
+) -> None:
     schema = schemas.request_schema(schemas.ImagesRequest, limits)
 
     @router.post(
@@ -73,7 +76,8 @@ def _add_images(router: APIRouter, models: ModelRegistry, engine: Engine, limits
         job = engine.submit(model.name, count, labels, body.seed, client=client_of(request))
         attach(request, job)
         images = await collect(request, job)
-        return await asyncio.to_thread(_images_response, model, job, images)
+        contents = await responses.base64_pngs(encoder, model, images)
+        return await asyncio.to_thread(_images_response, model, job, images, contents)
 
 
 def _find(models: ModelRegistry, name: str | None) -> Model:
@@ -88,13 +92,13 @@ def _entry(model: Model) -> schemas.OpenAIModel:
     return schemas.OpenAIModel(id=model.name, created=model.created, classes=list(model.classes), size=model.size)
 
 
-def _images_response(model: Model, job: Job, images: list[ImageDone]) -> Response:
+def _images_response(model: Model, job: Job, images: list[ImageDone], contents: list[str]) -> Response:
     names = responses.class_names(model, job)
     content = schemas.ImagesResponse(
         created=int(time.time()),
         data=[
-            schemas.OneImage(b64_json=responses.base64_png(model, one.image), revised_prompt=names[one.place])
-            for one in images
+            schemas.OneImage(b64_json=content, revised_prompt=names[one.place])
+            for one, content in zip(images, contents, strict=True)
         ],
         size=model.size,
         model=model.name,

@@ -5,12 +5,14 @@ Equal images give equal bytes, in a collected response and in a zip, whose files
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
 import re
 import zipfile
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +21,7 @@ from starlette.responses import Response
 
 from rapid.errors import RapidError
 from rapid.pictures import Pixels, encode_png, grid
+from rapid_server.encoder import Encoder
 from rapid_server.engine import EngineStoppedError, Job
 from rapid_server.exception_handlers import FAILED, STOPPING
 from rapid_server.models import Model
@@ -64,48 +67,60 @@ def base64_png(model: Model, image: Pixels) -> str:
     return base64.b64encode(png(model, image)).decode("ascii")
 
 
-def as_json(model: Model, job: Job, images: list[ImageDone]) -> Response:
+async def base64_pngs(encoder: Encoder, model: Model, images: list[ImageDone]) -> list[str]:
+    """The same of many images, in their order."""
+    return await encoder.map(partial(base64_png, model), [one.image for one in images])
+
+
+async def as_json(encoder: Encoder, model: Model, job: Job, images: list[ImageDone]) -> Response:
     """One JSON object; see `schemas.GenerateResponse`."""
     content: dict[str, Any] = {
-        "images": [base64_png(model, one.image) for one in images],
+        "images": await base64_pngs(encoder, model, images),
         "labels": class_names(model, job),
         "entries": [_record(one) for one in images],
         "seed": job.request.seed,
         "model": model.name,
         "privacy": model.privacy,
     }
-    return Response(json.dumps(content), media_type=JSON, headers=headers(model, job))
+    text = await asyncio.to_thread(json.dumps, content)
+    return Response(text, media_type=JSON, headers=headers(model, job))
 
 
-def as_png(model: Model, job: Job, images: list[ImageDone]) -> Response:
+async def as_png(encoder: Encoder, model: Model, job: Job, images: list[ImageDone]) -> Response:
     """One PNG: the image, or a grid of several images."""
-    image = images[0].image if len(images) == 1 else grid(np.stack([one.image for one in images]))
-    return Response(png(model, image), media_type=PNG, headers=headers(model, job))
+    sheet = images[0].image
+    if len(images) > 1:
+        sheet = await asyncio.to_thread(lambda: grid(np.stack([one.image for one in images])))
+    (content,) = await encoder.map(partial(png, model), [sheet])
+    return Response(content, media_type=PNG, headers=headers(model, job))
 
 
-async def as_lines(model: Model, job: Job) -> AsyncIterator[bytes]:
+async def as_lines(encoder: Encoder, model: Model, job: Job) -> AsyncIterator[bytes]:
     """One JSON object per line: the start, each image when it is finished, the end."""
-    async for _, content in _events(model, job):
+    async for _, content in _events(encoder, model, job):
         yield json.dumps(content).encode() + b"\n"
 
 
-async def as_events(model: Model, job: Job) -> AsyncIterator[bytes]:
+async def as_events(encoder: Encoder, model: Model, job: Job) -> AsyncIterator[bytes]:
     """The same as server-sent events, named by their `type`."""
-    async for name, content in _events(model, job):
+    async for name, content in _events(encoder, model, job):
         yield f"event: {name}\ndata: {json.dumps(content)}\n\n".encode()
 
 
-async def as_zip(model: Model, job: Job) -> AsyncIterator[bytes]:
+async def as_zip(encoder: Encoder, model: Model, job: Job) -> AsyncIterator[bytes]:
     """A zip of PNGs in order, named by place and class: `00000-a.png`, ..."""
     names = class_names(model, job)
     pipe = _Pipe()
     # a file without `seek`: zipfile then writes a stream
     with zipfile.ZipFile(pipe, "w", zipfile.ZIP_STORED) as archive:
-        async for one in _in_order(job):
-            name = names[one.place]
-            stem = f"{one.place:05d}" if name is None else f"{one.place:05d}-{file_name(name)}"
-            archive.writestr(zipfile.ZipInfo(f"{stem}.png", _ZIP_DATE), png(model, one.image))
-            yield pipe.take()
+        async for ready in _in_order(job):
+            contents = await encoder.map(partial(png, model), [one.image for one in ready])
+            for one, content in zip(ready, contents, strict=True):
+                name = names[one.place]
+                stem = f"{one.place:05d}" if name is None else f"{one.place:05d}-{file_name(name)}"
+                archive.writestr(zipfile.ZipInfo(f"{stem}.png", _ZIP_DATE), content)
+                yield pipe.take()
+                job.sent = one.place + 1
     yield pipe.take()
 
 
@@ -119,17 +134,18 @@ def file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:60] or "_"
 
 
-async def _events(model: Model, job: Job) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+async def _events(encoder: Encoder, model: Model, job: Job) -> AsyncIterator[tuple[str, dict[str, Any]]]:
     """The objects of a stream, each with its type."""
     names, done, count = class_names(model, job), 0, job.request.count
     start = {"seed": job.request.seed, "count": count, "model": model.name, "privacy": model.privacy}
     yield "start", {"type": "start"} | start
     try:
         async for batch in job:
-            for one in batch:
+            contents = await base64_pngs(encoder, model, batch)
+            for one, content in zip(batch, contents, strict=True):
                 done += 1
                 image = {"type": "image", "index": one.place, "label": names[one.place], "entry": _record(one)}
-                yield "image", image | {"done": done, "count": count, "image": base64_png(model, one.image)}
+                yield "image", image | {"done": done, "count": count, "image": content}
                 job.sent = done
     except RapidError as error:
         # too late for another status
@@ -143,16 +159,16 @@ def _record(one: ImageDone) -> int | None:
     return one.record if one.record >= 0 else None
 
 
-async def _in_order(job: Job) -> AsyncIterator[ImageDone]:
-    """Images in the order of their places."""
+async def _in_order(job: Job) -> AsyncIterator[list[ImageDone]]:
+    """Images in the order of their places, those together that are ready together."""
     pending: dict[int, ImageDone] = {}
     following = 0
     async for batch in job:
         pending |= {one.place: one for one in batch}
-        for one in _pop_in_order(pending, following):
-            following += 1
-            yield one
-            job.sent = following
+        ready = list(_pop_in_order(pending, following))
+        following += len(ready)
+        if ready:
+            yield ready
 
 
 def _pop_in_order(pending: dict[int, ImageDone], following: int) -> Iterator[ImageDone]:

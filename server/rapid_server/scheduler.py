@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-RIDERS = 0.25
+RIDERS = 0.15
 """Larger requests may make a step of smaller ones longer by this share, and no more."""
 PEERS = 4
 """Requests with at most this many times the images of the smallest one are its peers,"""
@@ -45,12 +45,12 @@ class Costs:
             return float(self._seconds[-1] * rows / self._rows[-1])
         return float(np.interp(rows, self._rows, self._seconds))
 
-    def best_batch(self, longest: float) -> int:
-        """The smallest size within 5 % of the best throughput, among those whose step takes at most `longest` s."""
+    def best_batch(self, longest: float, least: float = 0.95) -> int:
+        """The smallest size with `least` of the best throughput, among those whose step takes at most `longest` s."""
         allowed = self._seconds <= longest
         allowed[0] = True
         rate = np.where(allowed, self._rows / self._seconds, 0)
-        return int(self._rows[np.argmax(rate >= 0.95 * rate.max())])
+        return int(self._rows[np.argmax(rate >= least * rate.max())])
 
 
 def largest_peer(loads: Sequence[Load]) -> int:
@@ -96,8 +96,8 @@ class Turns:
     """Steps of their own for requests that `share` passes over, so that small requests never starve a large one.
 
     While `share` passes over requests, they earn `RIDERS` times the duration of every step. As soon as they have earned
-    a step with all their rows, they get it; the request that has waited longest goes first. So they get at least a
-    fifth of the time, and the others the rest.
+    a step with all their rows, they get it; the request that has waited longest goes first. So they get at least an
+    eighth of the time, and the others the rest.
     """
 
     def __init__(self) -> None:

@@ -13,10 +13,10 @@ import torch
 
 from rapid.sampling.acceptance import AcceptanceRate
 from rapid.sampling.generate import generate, make_request
-from rapid_server.scheduler import Costs, Load, Turns, largest_peer, share
+from rapid_server.scheduler import SMALL, Costs, Load, Turns, largest_peer, share
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -26,19 +26,26 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-LONGEST_STEP = 0.1
+LONGEST_STEP = 0.2
 """Seconds. A new request waits for the running step. If one row takes nearly as long, twice the time of one row: on a
 machine that is busy at start-up, most of a step is waiting, however many rows it has."""
+ENOUGH = 0.8
+"""Share of the best throughput with which a step has enough rows: more of them take longer, and save little."""
+QUICK_STEP = 0.03
+"""Seconds that network calls, and then a group of the decoder, take at most while all requests are large: then a small
+one that comes waits no longer than that."""
+QUICK_LATENTS = 16
+"""Least latents of such a group: with fewer, the decoder is much less efficient."""
 MEASUREMENTS = 5
 """Steps per measured size; the shortest one counts, as other processes may have delayed the rest."""
 MEASURE_SECONDS = 1.0
 """No further measurement of a size once its steps have taken so long."""
 MAX_MEASURED = 1024
 """Largest measured size."""
-DECODER_ROWS = 32
+DECODER_ROWS = 64
 """Latents wait until there are so many, because the decoder is less efficient with fewer,"""
-DECODER_WAIT = 2
-"""but for this many steps at most, and not if few rows are in flight."""
+DECODER_WAIT = 3
+"""but for this many steps at most, and not if few rows are in flight or a request waits for nothing else."""
 
 
 class ImageDone(NamedTuple):
@@ -89,6 +96,8 @@ class _Portion(NamedTuple):
     """Candidates that make a network call."""
     latents: int
     """Maximum number of latents to decode."""
+    sparing: bool
+    """Whether it draws no candidates that are made only in case others are not accepted."""
 
 
 class Worker:
@@ -109,11 +118,13 @@ class Worker:
 
     def __init__(self, generator: Generator, batch: int | None = None) -> None:
         self.generator = generator
-        self.batch = batch or 1
+        self.batch = self._quick_rows = self._enough = batch or 1
+        self._quick_latents = QUICK_LATENTS
         self._fixed = batch is not None
         self._costs = Costs([1], [1.0])
         self._calls = generator.calls()
-        self._rate = AcceptanceRate()
+        # a place of a large request accepts more candidates, because more classes are open
+        self._rate_small, self._rate_large = AcceptanceRate(), AcceptanceRate()
         self.clear()
 
     @property
@@ -130,7 +141,8 @@ class Worker:
         self, count: int, labels: Sequence[int] | None = None, seed: int | None = None, steps: int | None = None
     ) -> Request:
         """Make a request for this model; see `rapid.sampling.generate.make_request` for arguments and errors."""
-        return make_request(self.generator, count, labels, seed, steps, self._rate)
+        rate = self._rate_small if count <= SMALL else self._rate_large
+        return make_request(self.generator, count, labels, seed, steps, rate)
 
     def clear(self) -> None:
         """Forget all requests and rows."""
@@ -145,26 +157,32 @@ class Worker:
         most = self.batch if self._fixed else MAX_MEASURED
         sizes: list[int] = []
         seconds: list[float] = []
+        calls: list[float] = []
+        latent = self._measure_decoder()
         for size in [2**power for power in range(most.bit_length())]:
             sizes.append(size)
-            seconds.append(self._measure_step(size))
+            calls.append(self._measure_step(size))
+            seconds.append(calls[-1] + latent * size / self._calls)
             longest = max(LONGEST_STEP, 2 * seconds[0])
             if seconds[-1] > longest:
                 break
         self._costs = Costs(sizes, seconds)
         if not self._fixed:
             self.batch = self._costs.best_batch(longest)
+        self._enough = min(self.batch, self._costs.best_batch(longest, ENOUGH))
+        # on a machine that is busy at start-up, as above
+        quick = max(QUICK_STEP, 2 * calls[0])
+        self._quick_rows = min(self.batch, max(size for size, call in zip(sizes, calls, strict=True) if call <= quick))
+        self._quick_latents = max(QUICK_LATENTS, int(quick / latent))
         milliseconds = ", ".join(f"{size}: {1e3 * one:.0f}" for size, one in zip(sizes, seconds, strict=True))
         _LOG.info("batch %d; milliseconds per step by rows: %s", self.batch, milliseconds)
 
     def _measure_step(self, size: int) -> float:
-        """Seconds of a step with `size` rows, of which, on average, size / calls begin and as many are decoded."""
+        """Seconds of a network call with `size` rows, of which, on average, size / calls begin."""
         labels = np.zeros(size, np.int64) if self.generator.classes else None
         rows = np.zeros(0, np.int64)
-        latents = torch.zeros(-(-size // self._calls), *self.generator.latent_shape)
         beginning: list[float] = []
         calling: list[float] = []
-        decoding: list[float] = []
         while len(calling) < MEASUREMENTS and sum(calling) <= MEASURE_SECONDS:
             start = time.perf_counter()
             if not len(rows):
@@ -174,13 +192,25 @@ class Worker:
             finished = self._trajectories.advance(rows)
             # a GPU computes in the background: reading the result waits for it
             finished.latents.sum().item()
-            middle = time.perf_counter()
-            self.generator.label(self.generator.decode(latents))
-            decoding.append(time.perf_counter() - middle)
-            calling.append(middle - start)
+            calling.append(time.perf_counter() - start)
             rows = np.setdiff1d(rows, finished.rows)
         self._trajectories.drop(rows)
-        return min(calling) + (min(beginning) + min(decoding) * size / len(latents)) / self._calls
+        return min(calling) + min(beginning) / self._calls
+
+    def _measure_decoder(self) -> float:
+        """Seconds of decoder and probe for a latent, of as many as are decoded together; of fewer if it is slow."""
+        count = min(DECODER_ROWS, 1 + int(MEASURE_SECONDS / self._decoding(1)))
+        return self._decoding(count) / count
+
+    def _decoding(self, count: int) -> float:
+        """Seconds to decode and label so many latents."""
+        latents = torch.zeros(count, *self.generator.latent_shape)
+        found: list[float] = []
+        while len(found) < MEASUREMENTS and sum(found) <= MEASURE_SECONDS:
+            start = time.perf_counter()
+            self.generator.finish(latents)
+            found.append(time.perf_counter() - start)
+        return min(found)
 
     def add(self, request: Request) -> None:
         """Serve a request, if the worker does not have it yet."""
@@ -193,12 +223,18 @@ class Worker:
         if progress is not None:
             self._trajectories.drop(np.fromiter(progress.rows, np.int64))
 
-    def step(self) -> Step:
-        """Take one step. Requests that it completes are removed."""
+    def step(self, arrived: Callable[[], bool] = lambda: False) -> Step:
+        """Take one step. Requests that it completes are removed.
+
+        Args:
+            arrived: whether a request has come that the worker does not have yet. If all others are large, the decoder
+                stops for it after a group of latents.
+        """
         start, searched = time.perf_counter(), self._trajectories.search_seconds
-        portions = self._portions()
+        quick = self._all_large
+        portions = self._portions(self._quick_rows if quick else self.batch)
         rows = self._advance(portions)
-        images = self._decode(portions)
+        images = self._decode(portions, self._quick_latents if quick else self._latents(self.batch), arrived)
         for request, done in images:
             if not request.missing:
                 self.remove(request)
@@ -214,31 +250,43 @@ class Worker:
             request.abandon(progress.rows.pop(row))
         self._trajectories.drop(np.array(rows, np.int64))
 
-    def _portions(self) -> list[_Portion]:
-        """The part of each request in this step, in the order in which they get the decoder."""
+    @property
+    def _all_large(self) -> bool:
+        """Whether no request is small, so that a small one that comes would wait only for large ones."""
+        return all(request.missing > SMALL for request in self._requests)
+
+    def _portions(self, batch: int) -> list[_Portion]:
+        """The part of each request in a step of at most `batch` rows, in the order in which they get the decoder."""
         requests = list(self._requests.items())
+        bound = largest_peer([Load(request.missing, 1) for request, _ in requests])
+        needed = sum(len(progress.rows) + request.least for request, progress in requests if request.missing <= bound)
+        # beside enough candidates that are needed anyway, others would only delay them
+        sparing = needed >= self._enough
         loads, full = [], []
         for request, progress in requests:
             # no new network calls for a request whose latents pile up before the decoder
             full.append(len(progress.latents) >= 2 * self.batch)
-            rows = 0 if full[-1] else len(progress.rows) + request.wants
+            rows = 0 if full[-1] else len(progress.rows) + (request.least if sparing else request.wants)
             loads.append(Load(request.missing, rows or len(progress.latents), progress.served))
         self._steps += 1
-        shared = share(loads, self.batch, self._costs)
-        granted_all = self._turns.correct(loads, shared, self.batch, self._costs)
+        shared = share(loads, batch, self._costs)
+        granted_all = self._turns.correct(loads, shared, batch, self._costs)
         turn, bound = granted_all != shared, largest_peer(loads)
         portions = []
         for (request, progress), load, blocked, granted in zip(requests, loads, full, granted_all, strict=True):
             if granted:
                 progress.served = self._steps
             latents = self._latents(self.batch if granted and (turn or load.missing <= bound) else granted)
-            portions.append(_Portion(request, progress, 0 if blocked else granted, latents))
+            portions.append(_Portion(request, progress, 0 if blocked else granted, latents, sparing))
         # the smallest requests first, but in a turn those whose latents have waited longest
         return sorted(portions, key=lambda one: one.progress.decoded if turn else one.request.missing)
 
     def _latents(self, rows: int) -> int:
-        """Latents to decode per step with so many rows: twice the average, because rows finish in groups."""
-        return -(-2 * rows // self._calls)
+        """Latents to decode per step with so many rows: twice the average, because rows finish in groups.
+
+        A whole batch may have those that have waited for each other.
+        """
+        return max(DECODER_ROWS if rows == self.batch else 0, -(-2 * rows // self._calls))
 
     def _advance(self, portions: Sequence[_Portion]) -> int:
         """Advance the granted rows by one network call; return their number."""
@@ -264,7 +312,7 @@ class Worker:
 
     def _begin(self, portions: Sequence[_Portion], steps: int | None) -> None:
         """Draw the granted candidates that are not in flight yet, of requests with equal steps, all at once."""
-        drawn = [one.request.draw(one.rows - len(one.progress.rows)) for one in portions]
+        drawn = [one.request.draw(one.rows - len(one.progress.rows), sparing=one.sparing) for one in portions]
         numbers = np.concatenate([some for some, _ in drawn])
         seeds = np.repeat(np.array([one.request.seed for one in portions]), [len(some) for some, _ in drawn])
         classes = [labels for _, labels in drawn if labels is not None]
@@ -273,33 +321,64 @@ class Worker:
             own, rows = rows[: len(some)], rows[len(some) :]
             one.progress.rows |= dict(zip(own, some.tolist(), strict=True))
 
-    def _decode(self, portions: Sequence[_Portion]) -> list[tuple[Request, list[ImageDone]]]:
-        """Decode some of the waiting latents, and offer the images to their requests."""
+    def _decode(
+        self, portions: Sequence[_Portion], group: int, arrived: Callable[[], bool]
+    ) -> list[tuple[Request, list[ImageDone]]]:
+        """Decode some of the waiting latents, `group` at a time, and offer the images to their requests."""
         waiting = [portion for portion in portions if portion.progress.latents and portion.latents]
-        in_flight = sum(len(portion.progress.rows) for portion in portions)
-        if sum(len(one.progress.latents) for one in waiting) < min(DECODER_ROWS, in_flight // 4) and all(
-            self._steps - one.progress.latents[0].step < DECODER_WAIT for one in waiting
+        left = self._latents(self.batch)
+        allowed = [min(portion.latents, len(portion.progress.latents)) for portion in waiting]
+        if sum(allowed) < min(DECODER_ROWS, sum(portion.rows for portion in portions) // 2) and not any(
+            self._presses(portion) for portion in waiting if portion.latents >= left
         ):
             return []
-        left = self._latents(self.batch)
-        batch: list[tuple[Request, _Progress, list[_Latent]]] = []
-        for request, progress, _, latents in waiting:
-            taken = [progress.latents.popleft() for _ in range(min(left, latents, len(progress.latents)))]
-            left -= len(taken)
-            if taken:
-                progress.decoded = self._steps
-                batch.append((request, progress, taken))
-        if not batch:
-            return []
-        images = self.generator.decode(torch.stack([one.latent for _, _, taken in batch for one in taken]))
-        probabilities = self.generator.label(images)
+        done: list[tuple[Request, list[ImageDone]]] = []
+        while True:
+            taken: list[tuple[_Portion, list[_Latent]]] = []
+            room = min(left, group)
+            for place, portion in enumerate(waiting):
+                some = self._take(portion, min(room, allowed[place]))
+                allowed[place] -= len(some)
+                room -= len(some)
+                left -= len(some)
+                if some:
+                    taken.append((portion, some))
+            if not taken:
+                return done
+            done += self._finish(taken)
+            if arrived():
+                return done
+
+    def _presses(self, portion: _Portion) -> bool:
+        """Whether latents of a request have waited long, or it waits for nothing else."""
+        age = self._steps - portion.progress.latents[0].step
+        return age >= DECODER_WAIT or not (portion.progress.rows or portion.request.wants)
+
+    def _take(self, portion: _Portion, most: int) -> list[_Latent]:
+        """Take latents of a request, oldest first, and drop those of classes that have no open place any more."""
+        taken: list[_Latent] = []
+        latents = portion.progress.latents
+        while latents and len(taken) < most:
+            one = latents.popleft()
+            if portion.request.needs(one.number):
+                taken.append(one)
+            else:
+                portion.request.abandon(one.number)
+        return taken
+
+    def _finish(self, taken: Sequence[tuple[_Portion, list[_Latent]]]) -> list[tuple[Request, list[ImageDone]]]:
+        """Decode latents, and offer the images to their requests."""
+        latents = torch.stack([one.latent for _, some in taken for one in some])
+        images, probabilities = self.generator.finish(latents)
         done, first = [], 0
-        for request, progress, taken in batch:
-            part = slice(first, first + len(taken))
-            numbers = np.array([one.number for one in taken])
-            accepted = request.offer(numbers, images[part], None if probabilities is None else probabilities[part])
-            done.append(
-                (request, [ImageDone(one.place, one.image, progress.records[one.candidate]) for one in accepted])
-            )
+        for portion, some in taken:
+            portion.progress.decoded = self._steps
+            part = slice(first, first + len(some))
+            numbers = np.array([one.number for one in some])
+            found = None if probabilities is None else probabilities[part]
+            accepted = portion.request.offer(numbers, images[part], found)
+            records = portion.progress.records
+            images_done = [ImageDone(one.place, one.image, records[one.candidate]) for one in accepted]
+            done.append((portion.request, images_done))
             first = part.stop
         return done

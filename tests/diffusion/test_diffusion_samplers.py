@@ -12,8 +12,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from rapid.diffusion.call_table import combine
 from rapid.diffusion.preconditioning import sampling_levels
-from rapid.diffusion.samplers import SAMPLERS, Churn, Path, SamplerName, apply_call
+from rapid.diffusion.samplers import SAMPLERS, Churn, Path, SamplerName
 
 Array = NDArray[np.float64]
 Denoise = Callable[[Array, float], Array]
@@ -77,7 +78,8 @@ def run(path: Path, denoise: Denoise, z: Noise) -> Array:
     for sigma, weights, noisy in zip(path.sigmas.tolist(), path.weights.double(), path.noisy, strict=True):
         denoised = torch.from_numpy(denoise(x.numpy(), sigma))
         fresh = torch.from_numpy(z()) if noisy else torch.zeros_like(x)
-        x, kept = apply_call(weights.expand(len(x), 2, 4), x, kept, denoised, fresh)
+        after = combine(weights.expand(len(x), 2, 4), torch.stack([x, kept, denoised, fresh], 1))
+        x, kept = after[:, 0], after[:, 1]
     return x.numpy()
 
 

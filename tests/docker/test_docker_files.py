@@ -17,6 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from rapid_server.auth import OPEN_PATHS
+from rapid_server.metrics import Metrics
 from rapid_server.settings import ServerSettings
 
 from rapid.pictures import encode_png
@@ -24,7 +27,8 @@ from rapid.pictures import encode_png
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
-FILES = sorted(path for path in DOCKER.iterdir() if path.is_file())
+KUBERNETES = DOCKER / "kubernetes"
+FILES = sorted(path for path in DOCKER.rglob("*") if path.is_file())
 INSTRUCTIONS = {
     *(
         "ARG",
@@ -72,8 +76,15 @@ def compose(name: str = "compose.yaml") -> dict[str, Any]:
     return loaded
 
 
-def kubernetes() -> dict[str, dict[str, Any]]:
-    return {part["kind"]: part for part in yaml.safe_load_all((DOCKER / "kubernetes.yaml").read_text(encoding="utf-8"))}
+def kubernetes(name: str = "cpu/server.yaml") -> dict[str, dict[str, Any]]:
+    parts = yaml.safe_load_all((KUBERNETES / name).read_text(encoding="utf-8"))
+    return {part["kind"]: part for part in parts}
+
+
+def pod_of(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    found = parts["Deployment"]["spec"]["template"]["spec"]
+    assert isinstance(found, dict)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -205,9 +216,9 @@ def test_compose_fits_the_other_files() -> None:
 
 def test_kubernetes_fits_the_other_files() -> None:
     parts = kubernetes()
-    pod = parts["Deployment"]["spec"]["template"]["spec"]
+    pod = pod_of(parts)
     (container,) = pod["containers"]
-    stage = last_stage(DOCKER / "gpu.Dockerfile")
+    stage = last_stage(DOCKER / "cpu.Dockerfile")
     user, group = map(int, the_one(stage, "USER").split(":"))
     assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsGroup"]) == (user, group)
     assert container["args"] == json.loads(the_one(stage, "CMD"))
@@ -217,12 +228,75 @@ def test_kubernetes_fits_the_other_files() -> None:
     assert labels == parts["Service"]["spec"]["selector"]
     assert labels == parts["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]
     assert pod["enableServiceLinks"] is False  # see the comment there
+    for probe in ("startupProbe", "readinessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/readyz", "port": container["ports"][0]["name"]}
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+
+
+def test_kubernetes_on_gpus(help_of_serve: str) -> None:
+    base, patch = kubernetes(), kubernetes("gpu/gpu.yaml")
+    assert list(patch) == ["Deployment"]
+    assert patch["Deployment"]["metadata"]["name"] == base["Deployment"]["metadata"]["name"]
+    (container,), (of_base,) = pod_of(patch)["containers"], pod_of(base)["containers"]
+    assert container["name"] == of_base["name"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    assert "nvidia.com/gpu" not in of_base["resources"]["limits"]
+    command = json.loads(the_one(last_stage(DOCKER / "gpu.Dockerfile"), "CMD"))
+    assert container["args"][: len(command)] == of_base["args"] == command
+    assert all(word in help_of_serve for word in container["args"] if word.startswith("--"))
+    assert patch["Deployment"]["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0  # no GPU is free for it
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_kustomizations(name: str) -> None:
+    folder = KUBERNETES / name
+    parts = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    named = [*parts["resources"], *(patch["path"] for patch in parts.get("patches", ()))]
+    assert all((folder / path).exists() for path in named)
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    command = [kubectl, "kustomize", str(folder)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    built = {part["kind"]: part for part in yaml.safe_load_all(text)}
+    assert set(built) == {"Deployment", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler"}
+    (container,) = pod_of(built)["containers"]
+    assert ("nvidia.com/gpu" in container["resources"]["limits"]) == (name == "gpu") == (":gpu-" in container["image"])
+    assert container["resources"]["limits"]["memory"] == "6Gi"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def test_replicas_follow_a_metric_of_the_server() -> None:
+    metrics = Metrics()
+    metrics.watch_queue(lambda: 3, lambda: 1.5)
+    text = bytes(metrics.response().body).decode()
+    found = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
+    scaler = kubernetes("cpu/scaling.yaml")["HorizontalPodAutoscaler"]["spec"]
+    (asked,) = scaler["metrics"]
+    assert asked["type"] == "Pods"
+    assert asked["pods"]["metric"]["name"] in found
+    values = yaml.safe_load((KUBERNETES / "metrics/adapter-values.yaml").read_text(encoding="utf-8"))
+    (rule,) = values["rules"]["custom"]
+    assert rule["name"]["as"] == asked["pods"]["metric"]["name"]
+    assert rule["seriesQuery"].split("{")[0] in found
+    parts = kubernetes()
+    deployment = parts["Deployment"]
+    target = {"apiVersion": deployment["apiVersion"], "kind": "Deployment", "name": deployment["metadata"]["name"]}
+    assert scaler["scaleTargetRef"] == target
+    assert "replicas" not in deployment["spec"]  # applied again, it would undo what the autoscaler did
+    assert 1 <= scaler["minReplicas"] < scaler["maxReplicas"]
+    monitor = kubernetes("metrics/pod-monitor.yaml")["PodMonitor"]["spec"]
+    assert monitor["selector"]["matchLabels"] == deployment["spec"]["template"]["metadata"]["labels"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    assert endpoint["port"] in [port["name"] for port in pod_of(parts)["containers"][0]["ports"]]
+    assert endpoint["path"] not in OPEN_PATHS
+    assert endpoint["authorization"]["credentials"]
 
 
 def test_who_stops_the_server_waits_for_it() -> None:
     grace = ServerSettings.model_fields["grace_seconds"].default + 5
     assert int(compose()["services"]["rapid"]["stop_grace_period"].removesuffix("s")) >= grace
-    pod = kubernetes()["Deployment"]["spec"]["template"]["spec"]
+    pod = pod_of(kubernetes())
     leaving = int(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
     assert pod["terminationGracePeriodSeconds"] >= grace + leaving
 

@@ -86,6 +86,10 @@ class Closed:
         label = np.where(right, images[:, 0, 0], (images[:, 0, 0] + 1) % len(self.classes))
         return np.eye(len(self.classes), dtype=np.float32)[label]
 
+    def finish(self, latents: Tensor) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None]:
+        images = self.decode(latents)
+        return images, self.label(images)
+
     def record_images(self, records: NDArray[np.int64]) -> NDArray[np.uint8]:
         raise InputError("record", "there is none")
 

@@ -105,7 +105,11 @@ def test_as_many_candidates_as_probably_suffice() -> None:
     # none of 8 was accepted: 2 in 12, with the initial counts
     assert request.wants == 60 - 12
     rate.add(98, 98)
-    assert Request(100, np.zeros(100, np.int64), 0, 8, rate=rate).wants == 110
+    eager = Request(100, np.zeros(100, np.int64), 0, 8, rate=rate)
+    assert eager.wants == 110
+    assert eager.least == 100
+    assert len(eager.draw(200, sparing=True)[0]) == 100
+    assert (eager.least, eager.wants) == (0, 10)
 
 
 def test_full_classes_are_not_drawn() -> None:

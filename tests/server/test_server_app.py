@@ -88,7 +88,7 @@ def test_metrics(application: Any, generator: Generator, serving: Any) -> None:
     name = generator.bundle.path.name
     assert found["rapid_images_total", name] == 5
     assert found["rapid_refusals_total", "422"] == 1
-    assert found["rapid_queue_images",] == 0
+    assert found["rapid_queue_images",] == found["rapid_queue_seconds",] == 0
     assert found["rapid_request_seconds_count", "/generate"] == 3
     steps = found["rapid_step_seconds_count", name]
     assert steps > 2

@@ -273,7 +273,7 @@ def test_the_end_at_any_moment(generator: Generator, way: str, seconds: float) -
 def test_an_endless_stream_of_small_requests_does_not_starve_a_large_one(
     generator: Generator, small: int, batch: int, steps: int
 ) -> None:
-    """It gets a fifth of the steps and of the decoder, although there are always enough small requests."""
+    """It gets an eighth of the steps and of the decoder, although there are always enough small requests."""
     worker = Worker(generator, batch)
     worker.measure()
     labels = np.zeros(1000, np.int64)

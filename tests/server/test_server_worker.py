@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from rapid_server.worker import Worker
+from rapid_server.worker import QUICK_LATENTS, Worker
 from tests_support import Fails
 
 from rapid.methods import open_generator
@@ -23,9 +23,9 @@ from rapid.sampling.request import Request
 Images = dict[int, NDArray[np.uint8]]
 
 
-def work(worker: Worker, found: dict[Request, Images], steps: int = 10**6) -> None:
+def work(worker: Worker, found: dict[Request, Images], steps: int = 10**6, hurry: bool = False) -> None:
     while worker.busy and steps:
-        step = worker.step()
+        step = worker.step(lambda: hurry)
         steps -= 1
         assert step.rows <= worker.batch
         for request, images in step.images:
@@ -50,9 +50,10 @@ def check(generator: Generator, request: Request, images: Images) -> None:
     ),
     batch=st.integers(1, 40),
     gone=st.integers(0, 4),
+    hurry=st.booleans(),
 )
 def test_requests_come_and_go(
-    generator: Generator, requests: list[tuple[list[int], int, int]], batch: int, gone: int
+    generator: Generator, requests: list[tuple[list[int], int, int]], batch: int, gone: int, hurry: bool
 ) -> None:
     worker = Worker(generator, batch)
     found: dict[Request, Images] = defaultdict(dict)
@@ -62,11 +63,11 @@ def test_requests_come_and_go(
         worker.add(request)
         worker.add(request)
         taken.append(request)
-        work(worker, found, steps)
+        work(worker, found, steps, hurry)
         if len(taken) == gone:
             worker.remove(taken.pop())
             worker.remove(request)
-    work(worker, found)
+    work(worker, found, hurry=hurry)
     for request in taken:
         check(generator, request, found[request])
 
@@ -166,3 +167,35 @@ def test_a_large_request_gets_little_of_the_decoder_beside_a_small_one(private_b
         steps += 1
     assert steps == counting.calls()
     assert max(counting.decoded) <= 5
+
+
+def test_a_request_that_comes_waits_for_one_group_of_the_decoder(private_bundle: Path) -> None:
+    """All candidates of the large request finish in one step, and only a group of them is decoded in it."""
+    counting = Fails(quick(private_bundle, 4))
+    worker = Worker(cast(Generator, counting), 100)
+    worker.add(worker.make_request(200, seed=1))
+    for _ in range(counting.calls() - 1):
+        worker.step()
+    assert not counting.decoded
+    worker.step(lambda: True)
+    assert counting.decoded == [QUICK_LATENTS]
+    worker.step()
+    assert sum(counting.decoded) > 3 * QUICK_LATENTS
+    assert max(counting.decoded) == QUICK_LATENTS
+
+
+@pytest.mark.parametrize("requests", [1, 12])
+def test_candidates_in_vain(private_bundle: Path, requests: int) -> None:
+    """Where requests fill the batch, none draws more candidates than it has open places; alone it draws ahead."""
+    probed = open_generator(private_bundle, "cpu", ["generation.attempts=8", "generation.steps=2"])
+    worker = Worker(probed, 8)
+    for seed in range(requests):
+        worker.add(worker.make_request(2, [0, 1], seed))
+    worker.step()
+    flying = [len(progress.rows) for progress in worker._requests.values()]
+    assert max(flying) == (4 if requests == 1 else 1)
+    found: dict[Request, Images] = defaultdict(dict)
+    work(worker, found)
+    for request, images in found.items():
+        assert sorted(images) == [0, 1]
+        assert request.missing == 0

@@ -16,7 +16,7 @@ from rapid.methods.dp_diffusion.public_stage import DENOISER
 from rapid.methods.dp_diffusion.settings import DpDiffusionSettings, PixelSamplingSettings
 from rapid.nn import Denoiser
 from rapid.runtime import place
-from rapid.sampling.solver_trajectories import Entry, Phase, Route, SolverTrajectories
+from rapid.sampling.linear_trajectories import Entry, LinearTrajectories, Phase, Route
 from rapid.sampling.streams import Streams, normal
 
 
@@ -61,11 +61,11 @@ class PixelGenerator:
 
     def calls(self, steps: int | None = None) -> int:
         """Network calls of one image."""
-        return sum(len(phase.solver.timesteps) for phase in self.route(steps))
+        return sum(len(phase.networks) for phase in self.route(steps))
 
-    def trajectories(self) -> SolverTrajectories:
+    def trajectories(self) -> LinearTrajectories:
         """Make an empty set of rows."""
-        return SolverTrajectories(self)
+        return LinearTrajectories(self)
 
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
         """Images, uint8 (n, H, W) or (n, H, W, 3), of pixels in patches, float (n, c, h, w)."""
@@ -74,6 +74,10 @@ class PixelGenerator:
     def label(self, images: NDArray[np.uint8]) -> None:
         """None: there is no probe."""
         return
+
+    def finish(self, latents: Tensor) -> tuple[NDArray[np.uint8], None]:
+        """Images alone: there is no probe."""
+        return self.decode(latents), None
 
     def record_images(self, records: NDArray[np.int64]) -> NDArray[np.uint8]:
         """There is no knowledge base.
@@ -93,11 +97,10 @@ class PixelGenerator:
         return self._routes[stride]
 
     def enter(self, phase: int, streams: Streams, labels: NDArray[np.int64] | None, x: Tensor | None) -> Entry:
-        """Noise; see `SolverModel`."""
-        return Entry(torch.from_numpy(normal(streams, self.latent_shape)).to(self.device))
+        """Noise; see `LinearModel`."""
+        return Entry(torch.from_numpy(normal(streams, self.latent_shape)).to(self.device, non_blocking=True))
 
     @torch.no_grad()
-    def predict(self, network: str, x: Tensor, t: Tensor, labels: NDArray[np.int64] | None) -> Tensor:
-        """The noise in x_t; see `SolverModel`."""
-        null = self._denoiser.null_labels(len(x))
-        return self._denoiser(x, t, null if labels is None else torch.from_numpy(labels).to(self.device))
+    def predict(self, network: str, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
+        """The noise in x_t; see `LinearModel`."""
+        return self._denoiser(x, t, self._denoiser.null_labels(len(x)) if labels is None else labels)

@@ -57,9 +57,10 @@ class DpGanGenerator:
     @torch.no_grad()
     def sample(self, streams: Streams, labels: NDArray[np.int64] | None) -> Tensor:
         """Images, float (n, C, H, W) in [-1, 1], of new noise streams and classes, int64 (n,) or None."""
-        latents = torch.from_numpy(normal(streams, (self._network.config["latent"],))).to(self._device)
+        noise = torch.from_numpy(normal(streams, (self._network.config["latent"],)))
         own = np.zeros(len(streams), np.int64) if labels is None else labels
-        images: Tensor = self._network(latents, torch.from_numpy(own).to(self._device))
+        latents, y = (part.to(self._device, non_blocking=True) for part in (noise, torch.from_numpy(own)))
+        images: Tensor = self._network(latents, y)
         return images
 
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
@@ -68,6 +69,10 @@ class DpGanGenerator:
 
     def label(self, images: NDArray[np.uint8]) -> None:
         """There is no probe."""
+
+    def finish(self, latents: Tensor) -> tuple[NDArray[np.uint8], None]:
+        """Images alone: there is no probe."""
+        return self.decode(latents), None
 
     def record_images(self, records: NDArray[np.int64]) -> Never:
         """There is no knowledge base.

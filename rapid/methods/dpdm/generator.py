@@ -15,7 +15,10 @@ from rapid.methods.dpdm.settings import MAX_STEPS, DpdmGenerationSettings, DpdmS
 from rapid.methods.dpdm.tuned import Tuned, tuned_for
 from rapid.nn.preconditioned import PreconditionedDenoiser, guided
 from rapid.runtime import place
-from rapid.sampling.sampler_trajectories import SamplerTrajectories
+from rapid.sampling.linear_trajectories import Entry, LinearTrajectories, Phase, Route
+from rapid.sampling.streams import Streams, normal
+
+DENOISER = "denoiser"
 
 
 class DpdmGenerator:
@@ -45,7 +48,7 @@ class DpdmGenerator:
         self.latent_shape: tuple[int, ...] = own.image_shape
         self.device = device
         self._settings = settings
-        self._denoiser = place(bundle.component("denoiser", PreconditionedDenoiser), device)
+        self._denoiser = place(bundle.component(DENOISER, PreconditionedDenoiser), device)
         assert bundle.privacy is not None
         self.tuned = _chosen(settings, float(bundle.privacy["epsilon"]))
         if not self.classes or not own.private.label_dropout:
@@ -55,7 +58,7 @@ class DpdmGenerator:
                     "generation.guidance", "needs a model with classes and label dropout", settings.guidance
                 )
             self.tuned = Tuned(0.0, self.tuned.churn)
-        self._paths: dict[int, Path] = {}
+        self._routes: dict[int, Route] = {}
 
     @property
     def steps(self) -> int:
@@ -67,27 +70,31 @@ class DpdmGenerator:
         """Rows per network call when nothing else is served."""
         return self._settings.batch_size
 
-    def path(self, steps: int | None = None) -> Path:
-        """See `rapid.sampling.sampler_trajectories.DenoisingModel`."""
+    def route(self, steps: int | None = None) -> Route:
+        """The network calls of an image: one phase."""
         count = steps or self.steps
-        if count not in self._paths:
-            self._paths[count] = Path.build(self._settings.sampler, count, self.tuned.churn)
-        return self._paths[count]
+        if count not in self._routes:
+            path = Path.build(self._settings.sampler, count, self.tuned.churn)
+            self._routes[count] = (Phase(path, (DENOISER,) * len(path)),)
+        return self._routes[count]
 
     def calls(self, steps: int | None = None) -> int:
         """Network calls of one image; with guidance each is for two images."""
-        return len(self.path(steps))
+        return sum(len(phase.networks) for phase in self.route(steps))
 
-    def trajectories(self) -> SamplerTrajectories:
+    def trajectories(self) -> LinearTrajectories:
         """Make an empty set of rows."""
-        return SamplerTrajectories(self)
+        return LinearTrajectories(self)
+
+    def enter(self, phase: int, streams: Streams, labels: NDArray[np.int64] | None, x: Tensor | None) -> Entry:
+        """Noise; see `LinearModel`."""
+        return Entry(torch.from_numpy(normal(streams, self.latent_shape)).to(self.device, non_blocking=True))
 
     @torch.no_grad()
-    def denoise(self, x: Tensor, sigma: Tensor, labels: NDArray[np.int64] | None) -> Tensor:
-        """D(x; sigma, label), with guidance."""
-        null = self._denoiser.null_labels(len(x))
-        y = null if labels is None else torch.from_numpy(labels).to(self.device)
-        return guided(self._denoiser, x, sigma, y, self.tuned.guidance)
+    def predict(self, network: str, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
+        """D(x; sigma, label) at sigma = t, with guidance; see `LinearModel`."""
+        y = self._denoiser.null_labels(len(x)) if labels is None else labels
+        return guided(self._denoiser, x, t, y, self.tuned.guidance)
 
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
         """Images of pixels in [-1, 1], clamped."""
@@ -96,6 +103,10 @@ class DpdmGenerator:
     def label(self, images: NDArray[np.uint8]) -> None:
         """None: there is no probe."""
         return
+
+    def finish(self, latents: Tensor) -> tuple[NDArray[np.uint8], None]:
+        """Images alone: there is no probe."""
+        return self.decode(latents), None
 
     def record_images(self, records: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Raise InputError: there are no records."""

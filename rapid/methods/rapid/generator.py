@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rapid.bundle import Bundle
 from rapid.data import to_uint8, to_unit_range
+from rapid.data.fit import from_planes, to_planes, unit_range
 from rapid.diffusion import Schedule
 from rapid.diffusion.solvers import Solver, early_grid, late_grid
 from rapid.errors import InputError
@@ -21,7 +22,7 @@ from rapid.methods.rapid.parts import Parts
 from rapid.methods.rapid.settings import GenerationSettings
 from rapid.nn import Denoiser
 from rapid.runtime import place
-from rapid.sampling.solver_trajectories import Entry, Phase, Route, SolverTrajectories
+from rapid.sampling.linear_trajectories import Entry, LinearTrajectories, Phase, Route
 from rapid.sampling.streams import Streams, normal
 
 PORTION = 64
@@ -121,11 +122,11 @@ class RapidSampler:
 
     def calls(self, steps: int | None = None) -> int:
         """Network calls of one image."""
-        return sum(len(solver.timesteps) for solver, _ in self.route(steps))
+        return sum(len(phase.networks) for phase in self.route(steps))
 
-    def trajectories(self) -> SolverTrajectories:
+    def trajectories(self) -> LinearTrajectories:
         """Make an empty set of rows."""
-        return SolverTrajectories(self)
+        return LinearTrajectories(self)
 
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
         """Images, uint8 (n, H, W) or (n, H, W, 3), of normalised latents, float (n, c, h, w)."""
@@ -138,6 +139,19 @@ class RapidSampler:
             return None
         portions = self._portions(to_unit_range(images, self.device))
         return torch.cat([self._probe.probabilities(some) for some in portions]).cpu().numpy()
+
+    @torch.no_grad()
+    def finish(self, latents: Tensor) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None]:
+        """`decode` and `label` at once; see the protocol."""
+        portions = self._portions(latents.to(self.device))
+        planes = torch.cat([to_planes(self._autoencoder.decode(some)) for some in portions])
+        if self._probe is None:
+            return from_planes(planes.cpu().numpy()), None
+        chances = torch.cat([self._probe.probabilities(some) for some in self._portions(unit_range(planes))])
+        # the bytes of both in one transfer: the host waits for each
+        both = torch.cat([planes.flatten(1), chances.view(torch.uint8)], 1).cpu().numpy()
+        pixels, rest = np.split(both, [planes[0].numel()], 1)
+        return from_planes(pixels.reshape(planes.shape)), rest.copy().view(np.float32)
 
     @property
     def records(self) -> int:
@@ -176,7 +190,7 @@ class RapidSampler:
         return self._routes[stride]
 
     def enter(self, phase: int, streams: Streams, labels: NDArray[np.int64] | None, x: Tensor | None) -> Entry:
-        """First states of the early or the late phase; see `SolverModel`."""
+        """First states of the early or the late phase; see `LinearModel`."""
         if self._queries and x is None:
             return Entry(self._normal(streams))
         state, retrieved = self.initialise(streams, labels, x)
@@ -197,7 +211,7 @@ class RapidSampler:
         else:
             noise = self._normal(streams)
             if self._moments is not None:
-                y = None if labels is None else torch.from_numpy(labels).to(self.device)
+                y = None if labels is None else self._sent(labels)
                 t = torch.full((len(noise),), self.start, device=self.device)
                 return Initialisation(
                     self._schedule.diffuse(self._moments.sample(y, noise), self._normal(streams), t), None
@@ -230,12 +244,12 @@ class RapidSampler:
         return start, self._run(late, start.x, labels)
 
     @torch.no_grad()
-    def predict(self, network: str, x: Tensor, t: Tensor, labels: NDArray[np.int64] | None) -> Tensor:
-        """The noise to remove from x_t; see `SolverModel`. The public denoiser takes no labels."""
+    def predict(self, network: str, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
+        """The noise to remove from x_t; see `LinearModel`. The public denoiser takes no labels."""
         denoiser = self._denoisers[network]
         if network == PUBLIC:
             return self._clipped(x, t, denoiser(x, t, denoiser.null_labels(len(x))))
-        y = denoiser.null_labels(len(x)) if labels is None else torch.from_numpy(labels).to(self.device)
+        y = denoiser.null_labels(len(x)) if labels is None else labels
         noise = guided(denoiser, x, t, y, self.settings.guidance) / self.settings.epsilon_scale
         return self._clipped(x, t, noise)
 
@@ -246,12 +260,14 @@ class RapidSampler:
         return self._schedule.implied_noise(self._schedule.denoise(x, noise, t).clamp(-limit, limit), x, t)
 
     def _run(self, phase: Phase, x: Tensor, labels: NDArray[np.int64] | None) -> Tensor:
-        network_of = dict(zip(phase.solver.timesteps, phase.networks, strict=True))
+        solver, y = phase.sampler, None if labels is None else self._sent(labels)
+        assert isinstance(solver, Solver)
+        network_of = dict(zip(solver.timesteps, phase.networks, strict=True))
 
         def predict(state: Tensor, t: int) -> Tensor:
-            return self.predict(network_of[t], state, torch.full((len(state),), t, device=self.device), labels)
+            return self.predict(network_of[t], state, torch.full((len(state),), t, device=self.device), y)
 
-        return phase.solver.run(predict, x)
+        return solver.run(predict, x)
 
     def _nearest(self, streams: Streams, query: Tensor) -> NDArray[np.int64]:
         """One of the nearest records of each query."""
@@ -266,7 +282,11 @@ class RapidSampler:
         return self.settings.retrieval in ("query", "class") and self._class_records is None
 
     def _normal(self, streams: Streams) -> Tensor:
-        return torch.from_numpy(normal(streams, self.latent_shape)).to(self.device)
+        return self._sent(normal(streams, self.latent_shape))
+
+    def _sent(self, values: NDArray[Any]) -> Tensor:
+        """Copy to the device without waiting for it."""
+        return torch.from_numpy(values).to(self.device, non_blocking=True)
 
     def _portions(self, rows: Tensor) -> Sequence[Tensor]:
         """Split rows into the portions that the device decodes at a time."""
@@ -281,7 +301,7 @@ class RapidSampler:
         return self._schedule.diffuse_on(values, self._normal(streams), *timesteps)
 
     def _values(self, records: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(self._parts.knowledge_base.values(records)).to(self.device)
+        return self._sent(self._parts.knowledge_base.values(records))
 
     def _class_moments(self) -> ClassMoments | None:
         """The moments of the classes, if images begin from them.

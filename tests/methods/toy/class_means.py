@@ -86,6 +86,9 @@ class ClassMeansGenerator:
     def label(self, images: NDArray[np.uint8]) -> None:
         return None
 
+    def finish(self, latents: Tensor) -> tuple[NDArray[np.uint8], None]:
+        return self.decode(latents), None
+
     def record_images(self, records: NDArray[np.int64]) -> NDArray[np.uint8]:
         raise InputError("record", "this method has no knowledge base", records[0])
 

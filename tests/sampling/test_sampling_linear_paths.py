@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rapid.diffusion.samplers import SAMPLERS, Churn, Path, SamplerName
-from rapid.sampling.sampler_trajectories import SamplerTrajectories
+from rapid.sampling.linear_trajectories import Entry, LinearTrajectories, Phase, Route
+from rapid.sampling.streams import Streams, normal
 
 SHAPE = (1, 2, 2)
 
@@ -24,29 +25,35 @@ class Model:
 
     def __init__(self, sampler: SamplerName) -> None:
         self._sampler = sampler
-        self._paths: dict[int, Path] = {}
+        self._routes: dict[int, Route] = {}
         self.batches: list[int] = []
 
-    def path(self, steps: int | None = None) -> Path:
+    def route(self, steps: int | None = None) -> Route:
         count = steps or 4
-        if count not in self._paths:
-            self._paths[count] = Path.build(self._sampler, count, Churn(2.0, 0.01, 100.0, 1.01))
-        return self._paths[count]
+        if count not in self._routes:
+            path = Path.build(self._sampler, count, Churn(2.0, 0.01, 100.0, 1.01))
+            self._routes[count] = (Phase(path, ("",) * len(path)),)
+        return self._routes[count]
 
-    def denoise(self, x: Tensor, sigma: Tensor, labels: NDArray[np.int64] | None) -> Tensor:
+    def enter(self, phase: int, streams: Streams, labels: NDArray[np.int64] | None, x: Tensor | None) -> Entry:
+        return Entry(torch.from_numpy(normal(streams, SHAPE)))
+
+    def predict(self, network: str, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
         self.batches.append(len(x))
-        level = 0.0 if labels is None else torch.from_numpy(labels).view(-1, 1, 1, 1) / 10
-        return torch.sin(x / (1 + sigma.view(-1, 1, 1, 1))) + level
+        level = 0.0 if labels is None else labels.view(-1, 1, 1, 1) / 10
+        return torch.sin(x / (1 + t.view(-1, 1, 1, 1))) + level
 
 
 def alone(model: Model, number: int, label: int | None, steps: int | None) -> Tensor:
     """An image with all calls in turn, and noise from its own stream whenever a call needs it."""
-    path, stream = model.path(steps), np.random.Generator(np.random.Philox(key=np.array([4, number], np.uint64)))
-    labels = None if label is None else np.array([label])
+    stream = np.random.Generator(np.random.Philox(key=np.array([4, number], np.uint64)))
+    path = model.route(steps)[0].sampler
+    assert isinstance(path, Path)
+    labels = None if label is None else torch.tensor([label])
     x = path.first_level * torch.from_numpy(stream.standard_normal(SHAPE, np.float32))[None]
     kept = torch.zeros_like(x)
     for sigma, weights in zip(path.sigmas, path.weights.tolist(), strict=True):
-        denoised = model.denoise(x, sigma[None], labels)
+        denoised = model.predict("", x, sigma[None], labels)
         noise = torch.zeros_like(x)
         if weights[0][3]:
             noise = torch.from_numpy(stream.standard_normal(SHAPE, np.float32))[None]
@@ -61,7 +68,7 @@ def alone(model: Model, number: int, label: int | None, steps: int | None) -> Te
 @given(data=st.data())
 def test_rows_do_not_depend_on_their_batch(sampler: SamplerName, labelled: bool, data: st.DataObject) -> None:
     model = Model(sampler)
-    trajectories = SamplerTrajectories(model)
+    trajectories = LinearTrajectories(model)
     choices: list[int | None] = [None, 1, 2, 7]
     steps = {number: data.draw(st.sampled_from(choices)) for number in range(8)}
     row_of: dict[int, int] = {}
@@ -91,7 +98,7 @@ def test_rows_do_not_depend_on_their_batch(sampler: SamplerName, labelled: bool,
 
 def test_rows_at_different_calls_of_different_paths_share_a_batch() -> None:
     model = Model("churn")
-    trajectories = SamplerTrajectories(model)
+    trajectories = LinearTrajectories(model)
     first = trajectories.begin(np.array([1, 2]), np.array([0, 5]), None, 7)
     trajectories.advance(first)
     second = trajectories.begin(1, np.arange(60), None, 3)
@@ -101,15 +108,15 @@ def test_rows_at_different_calls_of_different_paths_share_a_batch() -> None:
 
 
 def test_nothing_to_do() -> None:
-    trajectories = SamplerTrajectories(Model("churn"))
+    trajectories = LinearTrajectories(Model("churn"))
     assert len(trajectories.begin(0, np.arange(0), None)) == 0
     trajectories.drop(np.arange(0))
 
 
 def test_a_row_that_was_not_finite_leaves_nothing_behind() -> None:
-    trajectories = SamplerTrajectories(Model("churn"))
+    trajectories = LinearTrajectories(Model("churn"))
     row = trajectories.begin(1, np.array([0]), None)
-    trajectories._x[torch.from_numpy(row)] = torch.nan
+    trajectories._parts[torch.from_numpy(row)] = torch.nan
     trajectories.advance(row)
     trajectories.drop(row)
     rows = trajectories.begin(2, np.arange(32), None)

@@ -13,7 +13,7 @@ from torch import Tensor
 from rapid.config.sections import ScheduleSettings
 from rapid.diffusion import Schedule
 from rapid.diffusion.solvers import SamplerName, Solver, early_grid, late_grid
-from rapid.sampling.solver_trajectories import Entry, Phase, Route, SolverTrajectories
+from rapid.sampling.linear_trajectories import Entry, LinearTrajectories, Phase, Route
 from rapid.sampling.streams import Streams, make_streams, normal
 
 SHAPE = (1, 2, 2)
@@ -47,17 +47,18 @@ class TwoPhases:
         offset = torch.from_numpy(normal(streams, (1, 1, 1)))
         return Entry(offset - x, np.arange(len(x)) * 0 + phase + 6)
 
-    def predict(self, network: str, x: Tensor, t: Tensor, labels: NDArray[np.int64] | None) -> Tensor:
-        level = 0.0 if labels is None or network == "a" else torch.from_numpy(labels).view(-1, 1, 1, 1) / 10
+    def predict(self, network: str, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
+        level = 0.0 if labels is None or network == "a" else labels.view(-1, 1, 1, 1) / 10
         return torch.sin(x * (1 if network == "a" else 2) + t.view(-1, 1, 1, 1) / 100) + level
 
 
 def alone(model: TwoPhases, seed: int, number: int, label: int | None, steps: int | None) -> Tensor:
     streams, labels = make_streams(seed, np.array([number])), None if label is None else np.array([label])
-    x = None
+    y, x = None if labels is None else torch.from_numpy(labels), None
     for index, (solver, networks) in enumerate(model.route(steps)):
+        assert isinstance(solver, Solver)
         start = model.enter(index, streams, labels, x).x
-        x = solver.run(lambda s, t, network=networks[0]: model.predict(network, s, torch.tensor([t]), labels), start)
+        x = solver.run(lambda s, t, network=networks[0]: model.predict(network, s, torch.tensor([t]), y), start)
     assert x is not None
     return x[0]
 
@@ -68,7 +69,7 @@ def alone(model: TwoPhases, seed: int, number: int, label: int | None, steps: in
 @given(data=st.data())
 def test_rows_do_not_depend_on_their_batch(sampler: SamplerName, labelled: bool, data: st.DataObject) -> None:
     model = TwoPhases(sampler)
-    trajectories = SolverTrajectories(model)
+    trajectories = LinearTrajectories(model)
     choices: list[int | None] = [None, 10, 20, 50]
     steps = {number: data.draw(st.sampled_from(choices)) for number in range(10)}
     row_of: dict[int, int] = {}
@@ -98,12 +99,12 @@ def test_rows_do_not_depend_on_their_batch(sampler: SamplerName, labelled: bool,
 
 def test_a_single_phase_never_searches() -> None:
     model = TwoPhases("ddim", single=True)
-    trajectories = SolverTrajectories(model)
+    trajectories = LinearTrajectories(model)
     rows = trajectories.begin(np.array([3, 4]), np.array([0, 9]), None)
     calls = 1
     while not len((finished := trajectories.advance(rows)).rows):
         calls += 1
-    assert calls == len(model.route()[0].solver.timesteps)
+    assert calls == len(model.route()[0].networks)
     assert finished.records.tolist() == [-1, -1]
     assert trajectories.search_seconds == 0
     for latent, (seed, number) in zip(finished.latents, ((3, 0), (4, 9)), strict=True):
@@ -111,7 +112,7 @@ def test_a_single_phase_never_searches() -> None:
 
 
 def test_searches_are_timed() -> None:
-    trajectories = SolverTrajectories(TwoPhases("ddim"))
+    trajectories = LinearTrajectories(TwoPhases("ddim"))
     rows = trajectories.begin(1, np.arange(3), None)
     while not len(trajectories.advance(rows).rows):
         pass
@@ -119,16 +120,16 @@ def test_searches_are_timed() -> None:
 
 
 def test_nothing_to_do() -> None:
-    trajectories = SolverTrajectories(TwoPhases("ddim"))
+    trajectories = LinearTrajectories(TwoPhases("ddim"))
     assert len(trajectories.begin(0, np.arange(0), None)) == 0
     trajectories.drop(np.arange(0))
 
 
 def test_a_row_that_was_not_finite_leaves_nothing_behind() -> None:
     model = TwoPhases("dpm-solver++")
-    trajectories = SolverTrajectories(model)
+    trajectories = LinearTrajectories(model)
     row = trajectories.begin(1, np.array([0]), None)
-    trajectories._x[torch.from_numpy(row)] = torch.nan
+    trajectories._parts[torch.from_numpy(row)] = torch.nan
     trajectories.advance(row)
     trajectories.drop(row)
     rows = trajectories.begin(2, np.arange(32), None)
