@@ -107,6 +107,8 @@ def _generate(subparsers: Subparsers) -> None:
     counts = "images of each class, instead of --count; a file: .json with an object, or .csv with lines class,count"
     generate.add_argument("--class-counts", metavar="7=500,cat=200|FILE", help=counts)
     generate.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same images")
+    how = "write how the images were made: candidates, network calls, and the share that the probe accepted"
+    generate.add_argument("--report", type=Path, metavar="FILE.json", help=how)
     _overrides(generate, "override a generation setting, such as generation.sampler=pndm")
     _device(generate)
 

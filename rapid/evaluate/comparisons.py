@@ -90,11 +90,9 @@ def choose(total: int, count: int) -> NDArray[np.int64]:
     return rows
 
 
-def through_autoencoder(
-    images: ImageSet, sets: Sets, model: Generator | None, device: torch.device
-) -> ImageSet | None:
-    """The images encoded and decoded; None without an autoencoder, or if its images are smaller than those compared."""
-    if model is None or not model.bundle.has(AUTOENCODER) or model.bundle.config.image.size < sets.form.size:
+def through_autoencoder(images: ImageSet, sets: Sets, model: Generator | None, device: torch.device) -> ImageSet | None:
+    """The images encoded and decoded; None without an autoencoder, or if its images are of another size."""
+    if model is None or not model.bundle.has(AUTOENCODER) or model.bundle.config.image.size != sets.form.size:
         return None
     autoencoder = place(model.bundle.component(AUTOENCODER, Autoencoder), device)
     pixels = fit_images(images, model.bundle.config.image, "real").images

@@ -40,7 +40,11 @@ def measure_fidelity(space: FeatureSpace, compared: dict[str, Compared], real: I
         JSON-ready: `features` in words, `k`, the title of each set in `sets`, and under its name what was measured.
     """
     vectors = space.extract(real.images, "features, test")
-    found: Json = {"features": space.words, "k": NEIGHBOURS, "sets": {name: one.title for name, one in compared.items()}}
+    found: Json = {
+        "features": space.words,
+        "k": NEIGHBOURS,
+        "sets": {name: one.title for name, one in compared.items()},
+    }
     for name, (_, images) in compared.items():
         own = space.extract(images.images, f"features, {name}")
         with Progress(f"neighbours, {name}", 2 * len(vectors) + len(own), "image") as progress:
@@ -69,9 +73,7 @@ def _frechet_by_class(
     return distances
 
 
-def measure_fid(
-    network: Inception, weights: Path, sets: Sets, model: Generator | None, device: torch.device
-) -> Json:
+def measure_fid(network: Inception, weights: Path, sets: Sets, model: Generator | None, device: torch.device) -> Json:
     """Compare sets with the real training images, or with the test images if there are none, as DPImageBench does.
 
     Its reference are the private training images, in their own size: a frame of black around them is cut off again.

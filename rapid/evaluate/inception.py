@@ -118,7 +118,9 @@ def inception_score(network: Inception, features: NDArray[np.float32], device: t
         features: float32 (N, 2048), N >= 1.
         device: where to compute.
     """
-    logits = [network.fc(torch.from_numpy(features[n : n + 1000]).to(device)).double() for n in range(0, len(features), 1000)]
+    logits = [
+        network.fc(torch.from_numpy(features[n : n + 1000]).to(device)).double() for n in range(0, len(features), 1000)
+    ]
     logs = torch.cat(logits).log_softmax(1)
     mean = logs.logsumexp(0) - np.log(len(logs))
     return float((logs.exp() * (logs - mean)).sum(1).mean().exp())
