@@ -114,10 +114,10 @@ class Request:
             if not self.needs(number):
                 self._pending.pop(number, None)
             elif number in self._pending:
-                image, probabilities_of = self._pending.pop(number)
-                if self.labels is not None and probabilities_of is not None:
-                    self.tally.add(int(self.labels[number % self.count]), int(probabilities_of.argmax()))
-                accepted += self._accept(number, image, probabilities_of)
+                image, chances = self._pending.pop(number)
+                if self.labels is not None and chances is not None:
+                    self.tally.add(int(self.labels[number % self.count]), int(chances.argmax()))
+                accepted += self._accept(number, image, chances)
                 offered += 1
             else:
                 break

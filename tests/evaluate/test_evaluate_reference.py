@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("sets")
     return {
-        "train": save(folder / "train.npz", bright_and_dark(200, 0)),
+        "train": save(folder / "train.npz", bright_and_dark(400, 0)),
         "test": save(folder / "test.npz", bright_and_dark(60, 1)),
         "made": save(folder / "made.npz", bright_and_dark(40, 2)),
     }
@@ -37,13 +37,13 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def file(tmp_path_factory: pytest.TempPathFactory, sets: dict[str, Path]) -> Path:
     """A network that tells bright from dark images of 8x8."""
     path = tmp_path_factory.mktemp("features") / "net.safetensors"
-    train_reference(path, sets["train"], sets["test"], CPU, open_data=True, epochs=4)
+    train_reference(path, sets["train"], sets["test"], CPU, open_data=True, epochs=8)
     return path
 
 
 def test_the_command_trains_it_once_and_every_report_names_it(sets: dict[str, Path], tmp_path: Path) -> None:
     target = tmp_path / "own.safetensors"
-    words = ["evaluate", "--train-real", sets["train"], "--real", sets["test"], "--device", "cpu", "--epochs", "4"]
+    words = ["evaluate", "--train-real", sets["train"], "--real", sets["test"], "--device", "cpu", "--epochs", "8"]
     refused = tests_process.run(*words, "--save-features", target)
     assert refused.returncode == 2
     assert "--open-data" in refused.stderr
@@ -63,18 +63,18 @@ def test_the_command_trains_it_once_and_every_report_names_it(sets: dict[str, Pa
     assert network["sha256"] == digest
     assert network["test_accuracy"] > 0.95
     assert network["train_source"] == "train.npz"
-    assert (network["size"], network["train_images"], network["test_images"]) == (16, 200, 60)
+    assert (network["size"], network["train_images"], network["test_images"]) == (16, 400, 60)
     assert "taken for their label by the network of own.safetensors: 100.00% of the synthetic images" in done.stdout
     assert "<h2>Label agreement</h2>" in out.with_suffix(".html").read_text()
 
 
 def test_a_file_holds_the_network_that_was_trained(file: Path, sets: dict[str, Path]) -> None:
     found = load_reference(file, CPU)
-    padded = replace(bright_and_dark(200, 0), images=np.pad(bright_and_dark(200, 0).images, ((0, 0), (4, 4), (4, 4))))
-    again = train_classifier("small", padded, CPU, "again", 4).network
+    padded = replace(bright_and_dark(400, 0), images=np.pad(bright_and_dark(400, 0).images, ((0, 0), (4, 4), (4, 4))))
+    again = train_classifier("small", padded, CPU, "again", 8).network
     weights = found.space.network.state_dict()
     assert all(torch.equal(weights[name], value) for name, value in again.state_dict().items())
-    assert "real training images (train.npz, 200 images, open data)" in found.space.words
+    assert "real training images (train.npz, 400 images, open data)" in found.space.words
     test = bright_and_dark(60, 1)
     pixels = torch.from_numpy(test.images)[:, None].float() / 127.5 - 1
     framed = torch.nn.functional.pad(pixels, (4, 4, 4, 4), value=-1.0)
