@@ -75,11 +75,10 @@ def test_features_and_score_are_those_of_pytorch_fid(weights: Path) -> None:
     }
     for name, features in found.items():
         assert features.shape[1] == FEATURES
-        assert features[:, ::256] == pytest.approx(np.array(expected[name]), rel=2e-3, abs=1e-3)
+        assert features[:, ::256] == pytest.approx(np.array(expected[name]), rel=2e-3, abs=1e-5)
         assert features.mean(1) == pytest.approx(np.array(expected[f"{name} mean"]), rel=1e-3)
     score = inception_score(network, np.concatenate(list(found.values())), CPU)
-    assert score > 1.01
-    assert score == pytest.approx(expected["is"], rel=1e-3)
+    assert score - 1 == pytest.approx(expected["is"] - 1, rel=0.02)
 
 
 class Projection(nn.Module):
