@@ -43,11 +43,11 @@ FEATURES = "features.safetensors"
 LIKENESS = {"frechet": "Frechet distance", "precision": "precision", "recall": "recall"}
 """Measures by their names in reports, with the heads of their columns."""
 NOTE = """Accuracies on mnist-test in percent: mean (lowest to highest) over the seeds of generation. "As drawn": the
-mean of the three on images that no probe has sorted. "Accepted": of the candidates drawn for a class, the share that the
-probe finds to be of it, the mean over the classes. "Calls": network calls an image delivered. "Label agreement": of the
-images delivered, the share that a network trained on real images takes for their label. Distance, precision and recall
-are in the features of that network, against mnist-test. No guarantee covers these numbers: they are measured on open
-data."""
+mean of the three on images that no probe has sorted. "Accepted": of the candidates drawn for a class, the share that
+the probe finds to be of it, the mean over the classes. "Calls": network calls an image delivered. "Label agreement":
+of the images delivered, the share that a network trained on real images takes for their label. Distance, precision
+and recall are in the features of that network, against mnist-test. No guarantee covers these numbers: they are
+measured on open data."""
 FLOORS = ("real", "autoencoder", "public")
 """Sets that no generator made, as `rapid evaluate` names them."""
 
