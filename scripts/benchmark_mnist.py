@@ -1,8 +1,10 @@
 """Letters -> MNIST, from raw data to a table: every step is a command that a user would run, and none is run twice.
 
 Results go to `--report`: `results.json`, `table.md` and a picture for each row in `samples`; rows that are there, and
-not asked for, stay. Numbers are accuracies on the real test set of classifiers that are trained on synthetic images
-only, by the field's protocol (`rapid evaluate`).
+not asked for, stay. Accuracies are on the real test set, of classifiers that are trained on synthetic images only, by
+the field's protocol (`rapid evaluate`): on what is delivered, and "as drawn", on images that no probe has sorted.
+Likeness is measured in the features of one network, `features.safetensors`, which was trained once on the real training
+images of MNIST, an open set, and stays with the report.
 """
 
 from __future__ import annotations
@@ -37,6 +39,17 @@ FIELD = {0.2: "86.3 (DPDM, CNN)", 1.0: "95.6 (DP-FETA)", 10.0: "98.1 (DP-FETA)"}
 """The best figures without overlap of public and private images: DPImageBench, and DPDM's own table at 0.2."""
 PUBLIC_RETRIEVAL = "query"
 """`generation.retrieval` at epsilon 0: the paper's."""
+FEATURES = "features.safetensors"
+LIKENESS = {"frechet": "Frechet distance", "precision": "precision", "recall": "recall"}
+"""Measures by their names in reports, with the heads of their columns."""
+NOTE = """Accuracies on mnist-test in percent: mean (lowest to highest) over the seeds of generation. "As drawn": the
+mean of the three on images that no probe has sorted. "Accepted": of the candidates drawn for a class, the share that
+the probe finds to be of it, the mean over the classes. "Calls": network calls an image delivered. "Label agreement":
+of the images delivered, the share that a network trained on real images takes for their label. Distance, precision
+and recall are in the features of that network, against mnist-test. No guarantee covers these numbers: they are
+measured on open data."""
+FLOORS = ("real", "autoencoder", "public")
+"""Sets that no generator made, as `rapid evaluate` names them."""
 
 Json = dict[str, Any]
 
@@ -59,14 +72,16 @@ class Bench:
 
     Args:
         out: holds bundles, images and reports.
+        features: file of the network in whose features likeness is measured; it is trained if it is not there.
         data: holds the four image sets.
         count: synthetic images for each seed.
         classifiers: for `rapid evaluate`.
         processes: of private training, which share the cores.
     """
 
-    def __init__(self, out: Path, data: Path, count: int, classifiers: str, processes: int = 1) -> None:
-        self.out, self.data, self.count, self.classifiers, self.processes = out, data, count, classifiers, processes
+    def __init__(self, out: Path, features: Path, data: Path, count: int, classifiers: str, processes: int = 1) -> None:
+        self.out, self._features, self.data, self.count = out, features, data, count
+        self.classifiers, self.processes = classifiers, processes
         out.mkdir(parents=True, exist_ok=True)
         self._times = out / "times.json"
 
@@ -130,13 +145,20 @@ class Bench:
             found["generation"]["retrieval"] = PUBLIC_RETRIEVAL
         return found
 
-    def images(self, row: Row, seed: int) -> Path:
-        """Balanced synthetic images; at epsilon 0 those of the public model, whose classes are dealt to the digits."""
-        target = self.out / f"{row.name}-seed{seed}.npz"
+    def images(self, row: Row, seed: int, *, drawn: bool = False) -> Path:
+        """Balanced synthetic images; at epsilon 0 those of the public model, whose classes are dealt to the digits.
+
+        Args:
+            row: the model.
+            seed: of the generation.
+            drawn: leave the images as they were drawn, without the probe.
+        """
+        target = self.out / f"{row.name}-{'drawn' if drawn else 'seed'}{seed}.npz"
         if row.epsilon > 0:
             model = self.private(row)
-            arguments = ("generate", "--model", model, "--count", self.count, "--seed", seed, "--out", target)
-            self.rapid(f"{row.name}-generate{seed}", target, *arguments)
+            arguments = ["generate", "--model", model, "--count", self.count, "--seed", seed, "--out", target]
+            arguments += ["--set", "generation.attempts=1"] if drawn else ["--report", self._made(row, seed)]
+            self.rapid(f"{row.name}-{'draw' if drawn else 'generate'}{seed}", target, *arguments)
             return target
         drawn = self.out / f"{row.name}-public{seed}.npz"
         model = self.public()
@@ -149,32 +171,81 @@ class Bench:
                 np.savez(stream, images=found["images"], labels=found["labels"] % 10, classes=list("0123456789"))
         return target
 
-    def report(self, row: Row, seed: int) -> Json:
-        """What `rapid evaluate` says of the images of a seed."""
-        images, target = self.images(row, seed), self.out / f"{row.name}-seed{seed}.json"
-        sets = ("--public", self.set("letters"), "--public", self.set("devanagari"))
-        arguments = ("evaluate", "--synthetic", images, "--real", self.set("mnist-test"), *sets)
-        self.rapid(f"{row.name}-evaluate{seed}", target, *arguments, "--classifiers", self.classifiers, "--out", target)
+    def features(self) -> Path:
+        """The network in whose features likeness is measured. MNIST is open data."""
+        sets = ("--train-real", self.set("mnist-train"), "--open-data", "--real", self.set("mnist-test"))
+        self.rapid("features", self._features, "evaluate", *sets, "--save-features", self._features)
+        return self._features
+
+    def report(self, row: Row, seed: int, *, drawn: bool = False) -> Json:
+        """What `rapid evaluate` says of the images of a seed; see `images`."""
+        images = self.images(row, seed, drawn=drawn)
+        target, step = images.with_suffix(".json"), f"{row.name}-evaluate{'-drawn' if drawn else ''}{seed}"
+        arguments = ("evaluate", "--synthetic", images, "--real", self.set("mnist-test"), *self._measures())
+        self.rapid(step, target, *arguments, "--classifiers", self.classifiers, "--out", target)
         found: Json = json.loads(target.read_text())
         return found
 
+    def made(self, row: Row, seed: int) -> Json | None:
+        """How the images of a seed were made; None without a probe, and for images of earlier versions."""
+        file = self._made(row, seed)
+        found: Json | None = json.loads(file.read_text()) if file.exists() else None
+        return found
 
-def summarise(bench: Bench, row: Row, reports: Sequence[Json]) -> Json:
-    """One line of the table as numbers: accuracies in percent, mean and range over the seeds."""
+    def floors(self, row: Row) -> Json:
+        """The measures of likeness of images that no generator made, as many as a row has, by name in `FLOORS`."""
+        target = self.out / "floors.json"
+        if not target.exists():
+            sets = ("--real", self.set("mnist-test"), "--train-real", self.set("mnist-train"), "--open-data")
+            arguments = ("evaluate", "--synthetic", self.images(row, 0), *sets, *self._measures())
+            self.rapid("floors", target, *arguments, "--model", self.public(), "--classifiers", "none", "--out", target)
+        fidelity = json.loads(target.read_text())["fidelity"]
+        return {fidelity["sets"][name]: fidelity[name] for name in FLOORS if name in fidelity}
+
+    def _measures(self) -> tuple[object, ...]:
+        sets = ("--public", self.set("letters"), "--public", self.set("devanagari"))
+        return (*sets, "--features", self.features())
+
+    def _made(self, row: Row, seed: int) -> Path:
+        return self.out / f"{row.name}-made{seed}.json"
+
+
+def accuracies(reports: Sequence[Json]) -> Json:
+    """Accuracies in percent, of each network and the mean of the three, a number for each seed."""
     utility = [report["utility"]["synthetic"] for report in reports]
-    accuracies = {
+    networks = {
         name: [100 * found["networks"][name]["accuracy"] for found in utility] for name in utility[0]["networks"]
     }
-    means = [100 * found["mean"] for found in utility if found["mean"] is not None]
+    return {"networks": networks, "mean": [100 * found["mean"] for found in utility if found["mean"] is not None]}
+
+
+def summarise(bench: Bench, row: Row, reports: Sequence[Json], drawn: Sequence[Json]) -> Json:
+    """One line of the table as numbers.
+
+    Args:
+        bench: the folder.
+        row: the model.
+        reports: on the images that are delivered, one for each seed.
+        drawn: on images as drawn, one for each seed; empty without a probe.
+    """
     times = bench.times
     private = bench.out / row.name / "privacy.json"
     return {
         "objective": row.objective,
         "epsilon": row.epsilon,
         "seeds": len(reports),
-        "networks": accuracies,
-        "mean": means,
+        **accuracies(reports),
         "fidelity": [report["fidelity"]["synthetic"] for report in reports],
+        "features": reports[0]["fidelity"].get("network"),
+        "agreement": [report["agreement"]["synthetic"] for report in reports if report.get("agreement")],
+        "made": [bench.made(row, seed) for seed in range(len(reports))],
+        "drawn": None
+        if not drawn
+        else {
+            **accuracies(drawn),
+            "fidelity": [report["fidelity"]["synthetic"] for report in drawn],
+            "agreement": [report["agreement"]["synthetic"] for report in drawn if report.get("agreement")],
+        },
         "images": bench.count,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         "seconds": {
@@ -188,15 +259,16 @@ def summarise(bench: Bench, row: Row, reports: Sequence[Json]) -> Json:
     }
 
 
-def write_results(report: Path, measured: Sequence[Json]) -> None:
+def write_results(report: Path, measured: Sequence[Json], floors: Json) -> None:
     """Write `results.json` and the table: the rows measured, and the others that are there."""
     report.mkdir(parents=True, exist_ok=True)
     file = report / "results.json"
     earlier = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
     by_name = {(row["epsilon"], row["objective"]): row for row in (*earlier, *measured)}
     rows = [by_name[name] for name in sorted(by_name)]
-    write_json(file, {"rows": rows})
+    write_json(file, {"rows": rows, "floors": floors})
     columns = ["epsilon", "objective", "seeds", *NETWORKS, "small", "mean of the three", "best of the field", "target"]
+    columns += ["as drawn", "accepted, %", "calls", "label agreement, %", *LIKENESS.values()]
     columns += ["public min", "private min", "generation min", "images for each seed", "machine"]
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for row in rows:
@@ -206,13 +278,24 @@ def write_results(report: Path, measured: Sequence[Json]) -> None:
         lines.append(
             f"| {row['epsilon']:g} | {row['objective']} | {row['seeds']} | {' | '.join(cells)} "
             f"| {_bold(_interval(row['mean']))} | {FIELD.get(row['epsilon'], '')} | {TARGETS.get(row['epsilon'], '')} "
+            f"| {' | '.join(_likeness(row))} "
             f"| {_minutes(seconds['public'])} | {_minutes(seconds['private'])} "
             f"| {_minutes(statistics.mean(made) if made else None)} | {row['images']:,} | {row['machine']} |"
         )
-    words = "Accuracies on mnist-test in percent: mean (lowest to highest) over the seeds of generation.\n"
+    lines += ["", NOTE, ""]
+    if floors:
+        lines += [
+            f"| for comparison | images | {' | '.join(LIKENESS.values())} |",
+            "|---|---|" + "---|" * len(LIKENESS),
+        ]
+        lines += [
+            f"| {title} | {found['images']:,} | {' | '.join(_measure([found], name) for name in LIKENESS)} |"
+            for title, found in floors.items()
+        ]
+        lines.append("")
     with replacing(report / "table.md") as target:
-        target.write_text("\n".join([*lines, "", words]), encoding="utf-8")
-    print("\n".join([*lines, "", words]))
+        target.write_text("\n".join(lines), encoding="utf-8")
+    print("\n".join(lines))
 
 
 def samples_picture(bench: Bench, row: Row) -> Image.Image:
@@ -220,6 +303,23 @@ def samples_picture(bench: Bench, row: Row) -> Image.Image:
     found = np.load(bench.images(row, 0))
     lines = [(str(label), found["images"][found["labels"] == label][:20]) for label in range(10)]
     return Image.fromarray(table(lines, title=f"{row.objective}, epsilon = {row.epsilon:g}", scale=1))
+
+
+def _likeness(row: Json) -> list[str]:
+    """Cells of the columns on likeness; those of rows in other features than the file's are left empty."""
+    drawn, made = row.get("drawn"), [found for found in row.get("made", []) if found is not None]
+    known = row["fidelity"] if row.get("features") else []
+    return [
+        _interval(drawn["mean"] if drawn else []),
+        _interval([100 * found["acceptance"] for found in made if found["acceptance"] is not None]),
+        _interval([found["calls_per_image"] for found in made]),
+        _interval([100 * found["agreed"] for found in row.get("agreement", [])]),
+        *(_measure(known, name) for name in LIKENESS),
+    ]
+
+
+def _measure(found: Sequence[Json], name: str) -> str:
+    return f"{statistics.mean(one[name] for one in found):.3g}" if found else ""
 
 
 def _resume(bundle: Path) -> tuple[str, ...]:
@@ -279,13 +379,16 @@ def main() -> None:
     classifiers = ",".join(options.classifiers)
     if classifiers != "all" and (unknown := set(options.classifiers) - set(CLASSIFIERS)):
         parser.error(f"--classifiers {', '.join(sorted(unknown))}: unknown; all, or some of {','.join(CLASSIFIERS)}")
-    bench = Bench(options.out, options.data, options.count, classifiers, options.processes)
+    features = options.report / FEATURES
+    bench = Bench(options.out, features, options.data, options.count, classifiers, options.processes)
     rows = [Row(name, epsilon) for epsilon in options.epsilons for name in options.objectives if epsilon > 0]
     rows += [Row("public", 0.0)] if 0.0 in options.epsilons else []
     results = []
     for row in rows:
-        results.append(summarise(bench, row, [bench.report(row, seed) for seed in range(options.seeds)]))
-        write_results(options.report, results)
+        reports = [bench.report(row, seed) for seed in range(options.seeds)]
+        drawn = [bench.report(row, seed, drawn=True) for seed in range(options.seeds if row.epsilon > 0 else 0)]
+        results.append(summarise(bench, row, reports, drawn))
+        write_results(options.report, results, bench.floors(row))
         with replacing(options.report / "samples" / f"{row.name}.png") as target:
             samples_picture(bench, row).save(target)
 

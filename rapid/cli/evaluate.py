@@ -9,13 +9,20 @@ from rapid.evaluate import Request, check_target, write_report
 from rapid.evaluate import evaluate as run
 from rapid.evaluate.classification import evaluate_classifier, picture_beside, write_classification
 from rapid.evaluate.networks import CLASSIFIERS
+from rapid.evaluate.reference import TRAINED_ON_REAL, train_reference
 from rapid.evaluate.report import beside
+from rapid.files import content_hash
 from rapid.methods import open_classifier, open_generator
 from rapid.runtime import choose_device
 
 
 def evaluate(options: argparse.Namespace) -> None:
     """`rapid evaluate`."""
+    if options.save_features is not None:
+        _save_features(options)
+        return
+    if options.out is None:
+        raise InputError("out", "say where to write the report: a name that ends in .json")
     if options.synthetic is None:
         _evaluate_classifier(options)
         return
@@ -27,6 +34,7 @@ def evaluate(options: argparse.Namespace) -> None:
         train_real=options.train_real,
         open_data=options.open_data,
         public=tuple(options.public),
+        features=options.features,
         inception=options.inception,
         classifiers={"all": tuple(CLASSIFIERS), "none": ()}.get(options.classifiers, names),
         epochs=options.epochs,
@@ -46,7 +54,7 @@ def _evaluate_classifier(options: argparse.Namespace) -> None:
     """Of a classifier, no images are generated and no networks are trained."""
     if options.model is None:
         raise InputError("synthetic", "give the images to evaluate, or leave it out and give a classifier as --model")
-    for name in ("train_real", "public", "inception"):
+    for name in ("train_real", "public", "features", "inception"):
         if getattr(options, name):
             raise InputError(name, "is for synthetic images; leave it out for a classifier")
     check_target(options.out)
@@ -56,3 +64,29 @@ def _evaluate_classifier(options: argparse.Namespace) -> None:
     print("\n".join(report.summary()))
     print(f"report: {options.out}\nconfusion matrix: {picture_beside(options.out)}")
     print(report.content["notice"])
+
+
+def _save_features(options: argparse.Namespace) -> None:
+    """Train the reference network, once for many reports."""
+    if options.train_real is None:
+        raise InputError("train_real", "give the real training images, of open data, for --save-features")
+    for name in ("synthetic", "public", "model", "features", "inception", "out"):
+        if getattr(options, name):
+            raise InputError(name, "leave it out with --save-features; evaluate with --features FILE then")
+    facts = train_reference(
+        options.save_features,
+        options.train_real,
+        options.real,
+        choose_device(options.device),
+        open_data=options.open_data,
+        kind="small" if options.classifiers == "all" else options.classifiers,
+        epochs=options.epochs,
+        label_column=options.label_column,
+    )
+    print(
+        f"{options.save_features}: {CLASSIFIERS[facts.kind].title}, trained on {facts.train_images:,} images of "
+        f"{facts.train_source}, {facts.test_accuracy:.2%} right on {facts.test_source}; sha256 "
+        f"{content_hash(options.save_features)}"
+    )
+    print(f"use it with --features {options.save_features}")
+    print(TRAINED_ON_REAL)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
+import rapid
 from rapid.bundle.info import provenance
 from rapid.cli.class_counts import FIELD, read_class_counts
 from rapid.data.export import check_target, write_samples
 from rapid.errors import InputError
+from rapid.files import write_json
 from rapid.methods import open_generator
 from rapid.progress import Progress
+from rapid.sampling.generate import Samples, resolve_labels
 from rapid.sampling.generate import generate as generate_samples
-from rapid.sampling.generate import resolve_labels
+from rapid.sampling.generator import Generator
 
 
 def generate(options: argparse.Namespace) -> None:
     """`rapid generate`."""
     check_target(options.out, options.count)
+    if options.report is not None and (options.report.suffix != ".json" or options.report.is_dir()):
+        raise InputError("report", "give a name that ends in .json", options.report)
     if options.class_counts is None and options.count is None:
         raise InputError("count", "say how many images, or give --class-counts")
     if options.class_counts is not None and options.labels is not None:
@@ -29,7 +35,30 @@ def generate(options: argparse.Namespace) -> None:
         samples = generate_samples(generator, count, labels, options.seed, lambda done, _: progress.advance_to(done))
     text = provenance(generator.bundle)
     write_samples(options.out, samples.images, samples.labels, generator.classes, text)
-    print(f"{options.out}: {count:,} images, seed {samples.seed}")
+    share = samples.tally.share
+    words = "" if share is None else f"; {samples.candidates:,} candidates, {share:.1%} accepted for their class"
+    print(f"{options.out}: {count:,} images, seed {samples.seed}{words}")
+    if options.report is not None:
+        write_json(options.report, _report(generator, samples))
+
+
+def _report(generator: Generator, samples: Samples) -> dict[str, Any]:
+    """How the images were made. All of it follows from the model and the seed: no private image is looked at."""
+    count, calls, tally = len(samples.images), generator.calls(), samples.tally
+    return {
+        "rapid": rapid.__version__,
+        "model": {"name": generator.bundle.name, "sha256": generator.bundle.digest},
+        "images": count,
+        "seed": samples.seed,
+        "calls_per_candidate": calls,
+        "candidates": samples.candidates,
+        "calls_per_image": calls * samples.candidates / count,
+        "acceptance": tally.share,
+        "acceptance_by_class": {
+            generator.classes[label]: {"candidates": tally.offered[label], "accepted": tally.accepted[label]}
+            for label in sorted(tally.offered)
+        },
+    }
 
 
 def _wanted(options: argparse.Namespace, classes: Sequence[str]) -> tuple[int, list[int] | None]:

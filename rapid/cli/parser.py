@@ -108,6 +108,8 @@ def _generate(subparsers: Subparsers) -> None:
     counts = "images of each class, instead of --count; a file: .json with an object, or .csv with lines class,count"
     generate.add_argument("--class-counts", metavar="7=500,cat=200|FILE", help=counts)
     generate.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same images")
+    how = "write how the images were made: candidates, network calls, and the share that the probe accepted"
+    generate.add_argument("--report", type=Path, metavar="FILE.json", help=how)
     _overrides(generate, "override a generation setting, such as generation.sampler=pndm")
     _device(generate)
 
@@ -136,15 +138,19 @@ def _evaluate(subparsers: Subparsers) -> None:
     evaluate.add_argument("--public", type=Path, action="append", default=[], metavar="PATH", help=public)
     model = "bundle: search its knowledge base for copies; or a classifier, which is evaluated itself"
     evaluate.add_argument("--model", type=Path, metavar="DIR", help=model)
-    weights = "weights of torch-fidelity's Inception network, for the standard FID"
+    features = "file of --save-features: measure in its features, and whether its network takes images for their label"
+    evaluate.add_argument("--features", type=Path, metavar="FILE", help=features)
+    save = "train a network on --train-real once, test it on --real, and save it for --features; without --synthetic"
+    evaluate.add_argument("--save-features", type=Path, metavar="FILE.safetensors", help=save)
+    weights = "weights of pytorch-fid's Inception network, for FID against --train-real, as DPImageBench measures it"
     evaluate.add_argument("--inception", type=Path, metavar="FILE", help=weights)
-    names = "all (default), none, or some of small,resnet,wideresnet,resnext"
+    names = "all (default), none, or some of small,resnet,wideresnet,resnext; with --save-features one, default small"
     evaluate.add_argument("--classifiers", default="all", metavar="NAMES", help=names)
     evaluate.add_argument("--epochs", type=int, default=8, metavar="E", help="for each classifier; default: 8")
     several = "train N classifiers of each kind, and test their ensembles, too; default: 1"
     evaluate.add_argument("--ensemble", type=int, default=1, metavar="N", help=several)
     out = "the report; an HTML page and a picture are written next to it"
-    evaluate.add_argument("--out", type=Path, required=True, metavar="report.json", help=out)
+    evaluate.add_argument("--out", type=Path, metavar="report.json", help=out)
     _device(evaluate)
 
 

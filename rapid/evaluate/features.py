@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rapid.data import ImageSet, join
+from rapid.config.sections import ImageSettings
+from rapid.data import ImageSet, fit_images, join
 from rapid.evaluate.networks import Classifier
-from rapid.evaluate.training import extract_features, train_classifier
+from rapid.evaluate.training import extract_features, probabilities, train_classifier
 
 EPOCHS = 5
 
@@ -25,15 +26,24 @@ class FeatureSpace:
         network: trained, in evaluation mode.
         words: description for the report: the layer, the network and its training images.
         device: where the network is.
+        form: the images that it takes; smaller ones are padded with black.
     """
 
     network: Classifier
     words: str
     device: torch.device
+    form: ImageSettings
 
     def extract(self, images: NDArray[np.uint8], title: str) -> NDArray[np.float64]:
-        """Features, float64 (N, 128), of images uint8 (N, H, W) or (N, H, W, 3); progress under `title`."""
-        return extract_features(self.network, images, self.device, title)
+        """Features, float64 (N, d), of images uint8 (N, H, W) or (N, H, W, 3); progress under `title`."""
+        return extract_features(self.network, self._fit(images), self.device, title)
+
+    def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """Probabilities of the network's classes, float64 (N, classes), of images as for `extract`."""
+        return probabilities(self.network, self._fit(images), self.device)
+
+    def _fit(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return fit_images(ImageSet(images, None, ()), self.form, "features").images
 
 
 def train_feature_space(
@@ -62,4 +72,5 @@ def train_feature_space(
         f"{len(images):,} images, {len(images.classes)} classes). Comparable only between reports that use the "
         "same network; not FID."
     )
-    return FeatureSpace(trained.network, words, device)
+    form = ImageSettings(size=images.images.shape[1], channels=1 if images.channels == 1 else 3)
+    return FeatureSpace(trained.network, words, device, form)

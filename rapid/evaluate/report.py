@@ -15,17 +15,20 @@ import rapid
 from rapid.data import ImageSet, fit_images
 from rapid.errors import InputError
 from rapid.evaluate import features, training
+from rapid.evaluate.agreement import measure_agreement
+from rapid.evaluate.comparisons import compared_sets
 from rapid.evaluate.copies import Closest, closest_picture, compare_with, decode_records
-from rapid.evaluate.features import train_feature_space
-from rapid.evaluate.fidelity import NEIGHBOURS, Features, Neighbourhoods, frechet_distance, neighbourhoods
-from rapid.evaluate.inception import inception_features, load_inception
+from rapid.evaluate.distances import measure_fid, measure_fidelity
+from rapid.evaluate.features import FeatureSpace, train_feature_space
+from rapid.evaluate.fidelity import NEIGHBOURS, Neighbourhoods
+from rapid.evaluate.inception import load_inception
 from rapid.evaluate.networks import CLASSIFIERS
 from rapid.evaluate.page import render
+from rapid.evaluate.reference import check_fit, load_reference
 from rapid.evaluate.sets import Sets, describe, first_of_each_class, load_sets, match_classes
 from rapid.evaluate.utility import measure_utility, protocol_in_words
 from rapid.files import replacing, write_json
 from rapid.pictures import Pixels, table
-from rapid.progress import Progress
 from rapid.sampling.generator import Generator
 
 SAMPLES, ROWS = 12, 40
@@ -49,7 +52,8 @@ class Request:
         train_real: real training images, which show what a perfect generator would achieve.
         open_data: the caller confirms that `train_real` is open data.
         public: public images, for the feature space and the search for copies.
-        inception: weights of the Inception network, for the standard FID.
+        features: file of a reference network, whose features are taken instead, and which measures label agreement.
+        inception: weights of pytorch-fid's Inception network, for FID, Inception Score, precision and recall.
         classifiers: names in `CLASSIFIERS`; empty skips the utility.
         epochs: for each classifier.
         ensemble: networks of each kind, whose ensemble is tested as well if there are several.
@@ -61,6 +65,7 @@ class Request:
     train_real: Path | None = None
     open_data: bool = False
     public: tuple[Path, ...] = ()
+    features: Path | None = None
     inception: Path | None = None
     classifiers: tuple[str, ...] = tuple(CLASSIFIERS)
     epochs: int = training.EPOCHS
@@ -103,11 +108,16 @@ class Report:
                 f"accuracy on {content['real']['source']}, trained on {name} images: {accuracy:.2%} ({network})"
                 for network, accuracy in accuracies
             ]
-        found = content["fidelity"]["synthetic"]
-        measures = ", ".join(f"{measure} {found[measure]:.3f}" for measure in Neighbourhoods._fields)
-        lines.append(f"{measures}, Frechet distance {found['frechet']:.4g} (own features, not FID)")
-        if content["fid"] is not None:
-            lines.append(f"FID {content['fid']['synthetic']['fid']:.2f}")
+        lines += _likeness(content["fidelity"])
+        if (agreement := content["agreement"]) is not None:
+            named = (("synthetic", agreement["synthetic"]), ("real test", agreement["real"]))
+            shares = ", ".join(
+                f"{found['agreed']:.2%} of the {name} images, sure of {found['sure']:.2%}"
+                for name, found in named
+                if found is not None
+            )
+            lines.append(f"taken for their label by the network of {content['fidelity']['network']['file']}: {shares}")
+        lines += [] if content["fid"] is None else _fid_lines(content["fid"])
         for found in content["copies"]:
             share, identical = found["nearer_than_real"], found["identical"]
             lines.append(
@@ -115,6 +125,26 @@ class Report:
                 f"synthetic images; {identical:,} identical"
             )
         return lines
+
+
+def _likeness(fidelity: Json) -> list[str]:
+    found, network = fidelity["synthetic"], fidelity["network"]
+    measures = ", ".join(f"{measure} {found[measure]:.3f}" for measure in Neighbourhoods._fields)
+    whose = "own features" if network is None else f"features of {network['file']}"
+    lines = [f"{measures}, Frechet distance {found['frechet']:.4g} ({whose}, not FID)"]
+    if floors := {name: title for name, title in fidelity["sets"].items() if name != "synthetic"}:
+        words = ", ".join(f"{title} {fidelity[name]['frechet']:.4g}" for name, title in floors.items())
+        lines.append(f"for comparison, the Frechet distance of {words}")
+    return lines
+
+
+def _fid_lines(fid: Json) -> list[str]:
+    against = f"against {fid['reference_images']:,} {fid['reference']}"
+    return [
+        f"FID {fid[name]['fid']:.2f}, Inception Score {fid[name]['inception_score']:.3f}, precision "
+        f"{fid[name]['precision']:.3f}, recall {fid[name]['recall']:.3f} of {title} {against}"
+        for name, title in fid["sets"].items()
+    ]
 
 
 def check_target(out: Path) -> None:
@@ -151,11 +181,15 @@ def evaluate(request: Request, device: torch.device, model: Generator | None = N
     _check(request)
     # everything that can be refused is refused before the long work
     network = None if request.inception is None else load_inception(request.inception, device)
+    reference = None if request.features is None else load_reference(request.features, device)
     side = 0 if model is None else model.image_shape[0]
     sets = load_sets(
         request.synthetic, request.real, request.train_real, request.public, side, label_column=request.label_column
     )
     _check_sets(sets, request)
+    if reference is not None and request.features is not None:
+        check_fit(reference, request.features, sets.form)
+    agreement = None if reference is None else measure_agreement(reference, sets.synthetic, sets.real)
     content: Json = {
         "rapid": rapid.__version__,
         "notice": NOTICE,
@@ -167,9 +201,14 @@ def evaluate(request: Request, device: torch.device, model: Generator | None = N
         "public": [describe(images) for images in sets.public],
         "model": None if model is None else {"name": model.bundle.name, "privacy": model.bundle.privacy},
         "utility": _utility(sets, request, device) if request.classifiers else None,
-        "fidelity": _fidelity(sets, request, device),
-        "fid": None if network is None else _fid(network, sets, request, device),
     }
+    space = _feature_space(sets, request, device) if reference is None else reference.space
+    content["fidelity"] = measure_fidelity(space, compared_sets(sets, model, device), sets.real, device)
+    content["fidelity"]["network"] = None if reference is None else reference.describe()
+    content["agreement"] = agreement
+    content["fid"] = None
+    if network is not None and request.inception is not None:
+        content["fid"] = measure_fid(network, request.inception, sets, model, device)
     content["copies"], closest = _copies(sets, model, device)
     return Report(content, _samples(sets), closest_picture(closest))
 
@@ -211,65 +250,24 @@ def _check_sets(sets: Sets, request: Request) -> None:
         match_classes(sets.synthetic, sets.real)
         if sets.train_real is not None:
             match_classes(sets.train_real, sets.real)
-    if sets.real.labels is None and all(images.labels is None for images in sets.public):
+    if request.features is None and sets.real.labels is None and all(images.labels is None for images in sets.public):
         raise InputError(
-            "real", "has no labels, so the feature network needs labelled --public images", sets.real.source
+            "real",
+            "has no labels, so the feature network needs labelled --public images, or --features",
+            sets.real.source,
         )
 
 
 def _utility(sets: Sets, request: Request, device: torch.device) -> Json:
+    trained = {"synthetic": sets.synthetic} | ({} if sets.train_real is None else {"real": sets.train_real})
     return {"protocol": protocol_in_words(request.epochs, request.ensemble)} | {
         name: measure_utility(images, sets.real, device, name, request.classifiers, request.epochs, request.ensemble)
-        for name, images in _compared(sets).items()
+        for name, images in trained.items()
     }
 
 
-def _fidelity(sets: Sets, request: Request, device: torch.device) -> Json:
-    space = train_feature_space(sets.public, sets.real, device, min(request.epochs, features.EPOCHS))
-    real = space.extract(sets.real.images, "features, test")
-    found: Json = {"features": space.words, "k": NEIGHBOURS}
-    for name, images in _compared(sets).items():
-        vectors = space.extract(images.images, f"features, {name}")
-        with Progress(f"neighbours, {name}", 2 * len(real) + len(images), "image") as progress:
-            measures = neighbourhoods(real, vectors, NEIGHBOURS, device, progress.advance)
-        found[name] = {
-            "images": len(images),
-            "real_images": len(real),
-            "frechet": frechet_distance(vectors, real),
-            **measures._asdict(),
-            "frechet_by_class": _frechet_by_class(images, vectors, sets.real, real),
-        }
-    return found
-
-
-def _frechet_by_class(
-    images: ImageSet, vectors: Features, real_images: ImageSet, real: Features
-) -> dict[str, float | None] | None:
-    """By class name; None without labels, and for a class with fewer than two images in either set."""
-    if images.labels is None or real_images.labels is None:
-        return None
-    distances: dict[str, float | None] = {}
-    for number, name in enumerate(real_images.classes):
-        own = images.classes.index(name) if name in images.classes else -1
-        first, second = vectors[images.labels == own], real[real_images.labels == number]
-        distances[name] = frechet_distance(first, second) if min(len(first), len(second)) > 1 else None
-    return distances
-
-
-def _fid(network: torch.nn.Module, sets: Sets, request: Request, device: torch.device) -> Json:
-    real = inception_features(network, sets.real.images, device, "inception, real")
-    found: Json = {"weights": request.inception.name if request.inception else None}
-    for name, images in _compared(sets).items():
-        found[name] = {
-            "fid": frechet_distance(inception_features(network, images.images, device, f"inception, {name}"), real),
-            "images": len(images),
-        }
-    return found
-
-
-def _compared(sets: Sets) -> dict[str, ImageSet]:
-    """The sets that are compared with the real test images."""
-    return {"synthetic": sets.synthetic} | ({} if sets.train_real is None else {"real": sets.train_real})
+def _feature_space(sets: Sets, request: Request, device: torch.device) -> FeatureSpace:
+    return train_feature_space(sets.public, sets.real, device, min(request.epochs, features.EPOCHS))
 
 
 def _copies(sets: Sets, model: Generator | None, device: torch.device) -> tuple[list[Json], list[Closest]]:

@@ -20,6 +20,7 @@ class Sets:
     """Image sets of one size and colour mode.
 
     Attributes:
+        real_size: longest side of the real images, the training ones if there are any, before padding.
         form: the size is the longest side of all images, the colour mode that of the synthetic ones.
         synthetic: the images to evaluate.
         real: real test images.
@@ -27,6 +28,7 @@ class Sets:
         public: the public sets.
     """
 
+    real_size: int
     form: ImageSettings
     synthetic: ImageSet
     real: ImageSet
@@ -64,6 +66,7 @@ def load_sets(
         raise InputError("synthetic", "images smaller than 4x4 pixels cannot be evaluated; give larger ones", synthetic)
     form = ImageSettings(size=size, channels=1 if samples.channels == 1 else 3)
     return Sets(
+        max((training or test).images.shape[1:3]),
         form,
         fit_images(samples, form, "synthetic"),
         fit_images(test, form, "real"),

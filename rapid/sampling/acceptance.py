@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,34 @@ class AcceptanceRate:
         """Count `offered` more candidates, `accepted` of which were accepted."""
         self._accepted += accepted
         self._offered += offered
+
+
+class Tally:
+    """How many candidates were offered of each class, and how many of them the probe found to be of it.
+
+    A candidate that fills a place of another class counts as offered only, unlike in `AcceptanceRate`. Only those that
+    were offered while their class had open places count.
+    """
+
+    def __init__(self) -> None:
+        self.offered: Counter[int] = Counter()
+        """Candidates by the class that they were drawn for."""
+        self.accepted: Counter[int] = Counter()
+        """Those whose class the probe found most likely."""
+
+    def add(self, drawn: int, seen: int) -> None:
+        """Count a candidate that was drawn for one class, and in which the probe saw a class."""
+        self.offered[drawn] += 1
+        self.accepted[drawn] += drawn == seen
+
+    @property
+    def share(self) -> float | None:
+        """The mean over the classes of the share that is accepted, in [0, 1]; None before the first candidate.
+
+        Classes count alike, because more candidates are drawn for those that are accepted more rarely.
+        """
+        shares = [self.accepted[label] / count for label, count in self.offered.items()]
+        return sum(shares) / len(shares) if shares else None
 
 
 class Accepted(NamedTuple):

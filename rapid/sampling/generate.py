@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid.errors import InputError
-from rapid.sampling.acceptance import AcceptanceRate, Accepted
+from rapid.sampling.acceptance import AcceptanceRate, Accepted, Tally
 from rapid.sampling.generator import Generator, Trajectories
 from rapid.sampling.request import Request
 from rapid.sampling.streams import MAX_SEED
@@ -27,11 +27,15 @@ class Samples:
         images: uint8, (N, H, W) grey or (N, H, W, 3) RGB.
         labels: int64 (N,), indices into the model's classes; None from an unconditional model.
         seed: the seed that makes the same images again.
+        candidates: number of candidates that were made for them.
+        tally: what the probe found in those that were offered; empty without a probe.
     """
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64] | None
     seed: int
+    candidates: int
+    tally: Tally
 
 
 def generate(
@@ -65,7 +69,7 @@ def generate(
             images[accepted.place] = accepted.image
         if progress is not None:
             progress(count - request.missing, count)
-    return Samples(images, request.labels, request.seed)
+    return Samples(images, request.labels, request.seed, request.drawn, request.tally)
 
 
 def make_request(

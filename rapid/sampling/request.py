@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid.sampling.acceptance import Acceptance, AcceptanceRate, Accepted
+from rapid.sampling.acceptance import Acceptance, AcceptanceRate, Accepted, Tally
 
 
 class Request:
@@ -44,6 +44,8 @@ class Request:
         self.steps = steps
         self.missing = count
         """Number of open places."""
+        self.tally = Tally()
+        """What the probe found in the candidates so far; empty without a probe."""
         self._rate = rate or AcceptanceRate()
         probed = labels is not None and attempts > 1
         self._acceptance = Acceptance(labels) if probed and labels is not None else None
@@ -59,6 +61,11 @@ class Request:
     def wants(self) -> int:
         """Number of candidates to draw now so that those in flight probably suffice."""
         return self._wanted_now(self._expected_rate)
+
+    @property
+    def drawn(self) -> int:
+        """Number of candidates drawn so far."""
+        return sum(pool.drawn for pool in self._pools.values())
 
     @property
     def least(self) -> int:
@@ -115,7 +122,10 @@ class Request:
             if not self.needs(number):
                 self._pending.pop(number, None)
             elif number in self._pending:
-                accepted += self._accept(number, *self._pending.pop(number))
+                image, chances = self._pending.pop(number)
+                if self.labels is not None and chances is not None:
+                    self.tally.add(int(self.labels[number % self.count]), int(chances.argmax()))
+                accepted += self._accept(number, image, chances)
                 offered += 1
             else:
                 break

@@ -47,6 +47,37 @@ def test_forms_hold_the_same_images(private_bundle: Path, tmp_path: Path, capfd:
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+def test_the_report_tells_how_the_images_were_made(
+    private_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "generate",
+        "--model",
+        str(private_bundle),
+        "--seed",
+        "4",
+        "--count",
+        "20",
+        "--report",
+        str(tmp_path / "r.json"),
+    ]
+    assert main([*words, "--out", str(tmp_path / "a.npz"), "--set", "generation.attempts=3"]) == 0
+    found = json.loads((tmp_path / "r.json").read_text())
+    shares = [one["accepted"] / one["candidates"] for one in found["acceptance_by_class"].values()]
+    assert found["acceptance"] == pytest.approx(sum(shares) / len(shares))
+    offered = sum(one["candidates"] for one in found["acceptance_by_class"].values())
+    assert 20 <= offered <= found["candidates"]
+    assert found["calls_per_image"] == found["calls_per_candidate"] * found["candidates"] / 20
+    assert f"{found['candidates']:,} candidates, {found['acceptance']:.1%} accepted" in capfd.readouterr().out
+    assert found["model"]["name"] == private_bundle.name
+    # without the probe each candidate is an image
+    assert main([*words, "--out", str(tmp_path / "b.npz"), "--set", "generation.attempts=1"]) == 0
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert (found["candidates"], found["acceptance"], found["acceptance_by_class"]) == (20, None, {})
+    assert main([*words[:-1], str(tmp_path / "r.txt"), "--out", str(tmp_path / "c.npz")]) == 2
+    assert "--report" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

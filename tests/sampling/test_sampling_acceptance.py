@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rapid.sampling.acceptance import Acceptance, AcceptanceRate
+from rapid.sampling.acceptance import Acceptance, AcceptanceRate, Tally
 
 
 def candidates(seen: list[int], classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -71,3 +71,14 @@ def test_the_rate_starts_at_one_half_and_follows_the_counts() -> None:
     assert rate.value == 2 / 12
     rate.add(988, 988)
     assert rate.value == 990 / 1000
+
+
+def test_the_tally_counts_each_class_alike() -> None:
+    tally = Tally()
+    assert tally.share is None
+    for seen in (0, 0, 1, 0):
+        tally.add(0, seen)
+    for seen in (0,) * 9 + (1,):
+        tally.add(1, seen)
+    assert (tally.offered, tally.accepted) == ({0: 4, 1: 10}, {0: 3, 1: 1})
+    assert tally.share == (3 / 4 + 1 / 10) / 2

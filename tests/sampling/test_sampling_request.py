@@ -81,6 +81,14 @@ def test_the_order_of_events_changes_nothing(
     wanted: list[int], seed: int, attempts: int, batch: int, turns: list[int]
 ) -> None:
     found = serve(Request(len(wanted), np.array(wanted), seed, attempts), batch, list(turns))
+    request = Request(len(wanted), np.array(wanted), seed, attempts)
+    serve(request, 1, [])
+    assert sum(request.tally.offered.values()) <= request.drawn
+    for label, offered in request.tally.offered.items():
+        # one after the other, no candidate is drawn that is not offered
+        numbers = [n for n in range(100 * len(wanted)) if wanted[n % len(wanted)] == label][:offered]
+        seen = [int(seen_in(seed, np.array([number]))[1][0].argmax()) for number in numbers]
+        assert request.tally.accepted[label] == seen.count(label)
     if attempts == 1:
         assert found == {place: place for place in range(len(wanted))}
     else:

@@ -54,8 +54,26 @@ def finished(runs: Path, name: str, accuracies: list[dict[str, float]]) -> None:
         np.savez(runs / f"{name}-seed{seed}.npz", images=np.zeros((20, 8, 8), np.uint8), labels=np.arange(20) % 10)
         networks = {network: {"accuracy": accuracy} for network, accuracy in found.items()}
         utility = {"networks": networks, "mean": sum(found.values()) / len(found)}
-        report = {"utility": {"synthetic": utility}, "fidelity": {"synthetic": {"frechet": 1.0}}}
+        network = {"file": "features.safetensors"}
+        likeness = {"images": 20, "frechet": 2.0 + seed, "precision": 0.5, "recall": 0.25}
+        report = {
+            "utility": {"synthetic": utility},
+            "fidelity": {"synthetic": likeness, "network": network},
+            "agreement": {"synthetic": {"agreed": 0.8 + 0.1 * seed}},
+        }
         (runs / f"{name}-seed{seed}.json").write_text(json.dumps(report))
+        made = {"acceptance": 0.4, "calls_per_image": 9.0 + seed}
+        (runs / f"{name}-made{seed}.json").write_text(json.dumps(made))
+        np.savez(runs / f"{name}-drawn{seed}.npz", images=np.zeros((20, 8, 8), np.uint8), labels=np.arange(20) % 10)
+        report["utility"] = {"synthetic": {**utility, "mean": utility["mean"] / 2}}
+        (runs / f"{name}-drawn{seed}.json").write_text(json.dumps(report))
+    floor = {"images": 20, "frechet": 1.25, "precision": 0.75, "recall": 0.625}
+    titles = {"synthetic": "synthetic images", "real": "real training images", "public": "public images"}
+    floors = {"fidelity": {"sets": titles, "real": floor, "public": {**floor, "frechet": 300.0}}}
+    (runs / "floors.json").write_text(json.dumps(floors))
+    features = runs.parent / "report" / "features.safetensors"
+    features.parent.mkdir(exist_ok=True)
+    features.touch()
 
 
 def test_the_table_of_what_is_done(data: Path, tmp_path: Path) -> None:
@@ -69,6 +87,11 @@ def test_the_table_of_what_is_done(data: Path, tmp_path: Path) -> None:
     line = next(line for line in table.splitlines() if line.startswith("| 1 | rapid | 2 |"))
     assert "| 96.00 (95.00 to 97.00) | 97.00 (96.00 to 98.00) | 98.00 (97.00 to 99.00) |" in line
     assert "| **97.00 (96.00 to 98.00)** |" in line
+    # as drawn, accepted, calls, agreement, distance, precision, recall
+    assert "| 48.50 (48.00 to 49.00) | 40.00 (40.00 to 40.00) | 9.50 (9.00 to 10.00) | 85.00 (80.00 to 90.00) " in line
+    assert "| 2.5 | 0.5 | 0.25 |" in line
+    assert "| real training images | 20 | 1.25 | 0.75 | 0.625 |" in table
+    assert "| public images | 20 | 300 | 0.75 | 0.625 |" in table
     assert "| 10.0 | 1.5 | 0.5 |" in line  # minutes: public, private, generation of the seed that was timed
     assert (tmp_path / "report" / "samples" / "rapid-1.png").exists()
 
@@ -80,6 +103,8 @@ def test_the_table_of_what_is_done(data: Path, tmp_path: Path) -> None:
     assert rows[0]["settings"] == {"preset": "ldm-1"}
     assert rows[0]["privacy"] == {"epsilon": 0.99}
     assert rows[1]["mean"] == pytest.approx([98.0, 96.0])
+    assert rows[1]["drawn"]["mean"] == pytest.approx([49.0, 48.0])
+    assert rows[1]["features"]["file"] == "features.safetensors"
     assert line in (tmp_path / "report" / "table.md").read_text()
 
 

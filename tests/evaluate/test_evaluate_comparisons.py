@@ -1,0 +1,128 @@
+"""The floors beside the distances: which sets they are, how many images, and what the autoencoder makes of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import tests_process
+import torch
+from tests_support import bright_and_dark, save
+
+from rapid.bundle import Bundle
+from rapid.data import load_images, to_uint8, to_unit_range
+from rapid.evaluate import Request, evaluate
+from rapid.evaluate.comparisons import compared_sets, thinned
+from rapid.evaluate.sets import load_sets
+from rapid.methods import open_generator
+from rapid.nn.autoencoder import Autoencoder
+
+CPU = torch.device("cpu")
+
+
+def test_larger_sets_are_thinned_always_alike() -> None:
+    one, two = bright_and_dark(50, 0), bright_and_dark(30, 1)
+    assert thinned([one], 50) is one
+    some = thinned([one], 20)
+    assert len(some) == 20
+    assert some.labels is not None
+    rows = [next(n for n in range(50) if np.array_equal(one.images[n], image)) for image in some.images]
+    assert len(set(rows)) == 20
+    assert one.labels is not None
+    assert some.labels.tolist() == one.labels[rows].tolist()
+    assert np.array_equal(thinned([one], 20).images, some.images)
+    both = thinned([one, two], 40)
+    assert both.labels is None
+    known = {image.tobytes() for image in (*one.images, *two.images)}
+    found = {image.tobytes() for image in both.images}
+    assert len(found) == 40
+    assert found < known
+    assert found & {image.tobytes() for image in two.images}
+    assert len(thinned([one, two], 500)) == 80
+
+
+def test_the_floors_of_a_model(private_bundle: Path, digits: Path, letters: Path, tmp_path: Path) -> None:
+    images = load_images(digits, "digits")
+    assert images.labels is not None
+    made = save(tmp_path / "made.npz", replace(images, images=images.images[:40], labels=images.labels[:40]))
+    model = open_generator(private_bundle, "cpu")
+    sets = load_sets(made, digits, digits, [letters], model.image_shape[0])
+    found = compared_sets(sets, model, CPU)
+    assert {name: one.title for name, one in found.items()} == {
+        "synthetic": "synthetic images",
+        "real": "real training images",
+        "autoencoder": "real training images through the autoencoder",
+        "public": "public images",
+    }
+    assert {len(one.images) for one in found.values()} == {40}
+    autoencoder = Bundle.open(private_bundle, "model").component("autoencoder", Autoencoder)
+    expected = to_uint8(autoencoder.decode(autoencoder.encode(to_unit_range(found["real"].images.images))))
+    assert np.abs(found["autoencoder"].images.images.astype(int) - expected).max() <= 1
+    assert found["autoencoder"].images.labels is not None
+    # against the training images, the other real set is that of the test images
+    assert compared_sets(sets, model, CPU, against_training=True)["real"].title == "real test images"
+    # without training images the test images go through the autoencoder
+    alone = compared_sets(load_sets(made, digits, None, [], model.image_shape[0]), model, CPU)
+    assert list(alone) == ["synthetic", "autoencoder"]
+    assert alone["autoencoder"].title == "the same real test images through the autoencoder"
+    # images of another size than the model's are not what its autoencoder is for
+    framed = np.pad(images.images[:40], ((0, 0), (4, 4), (4, 4)))
+    large = save(tmp_path / "large.npz", replace(images, images=framed, labels=images.labels[:40]))
+    assert list(compared_sets(load_sets(large, digits, None, []), model, CPU)) == ["synthetic"]
+
+
+def test_floors_in_report_page_and_summary(tmp_path: Path) -> None:
+    """Real images of the same distribution are much nearer than images without the dark class."""
+    made = bright_and_dark(30, 0)
+    made = replace(made, images=np.maximum(made.images, 120))
+    paths = {
+        "made": save(tmp_path / "made.npz", made),
+        "test": save(tmp_path / "test.npz", bright_and_dark(60, 1)),
+        "train": save(tmp_path / "train.npz", bright_and_dark(90, 2)),
+        "public": save(tmp_path / "public.npz", bright_and_dark(70, 3, ("low", "high"))),
+    }
+    out = tmp_path / "r.json"
+    words = [
+        "evaluate",
+        "--synthetic",
+        paths["made"],
+        "--real",
+        paths["test"],
+        "--public",
+        paths["public"],
+        "--out",
+        out,
+    ]
+    words += [
+        "--train-real",
+        paths["train"],
+        "--open-data",
+        "--classifiers",
+        "none",
+        "--epochs",
+        "2",
+        "--device",
+        "cpu",
+    ]
+    done = tests_process.run(*words)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())["fidelity"]
+    assert list(found["sets"]) == ["synthetic", "real", "public"]
+    assert [found[name]["images"] for name in found["sets"]] == [30, 30, 30]
+    assert found["real"]["frechet"] < found["synthetic"]["frechet"]
+    assert found["real"]["frechet_by_class"].keys() == {"dark", "bright"}
+    assert found["public"]["frechet_by_class"] is None
+    assert "for comparison, the Frechet distance of real training images" in done.stdout
+    page = out.with_suffix(".html").read_text()
+    assert "<td>real training images</td>" in page
+    assert "<td>public images</td>" in page
+    assert "<th>real training images</th>" in page
+
+
+def test_without_other_sets_there_are_no_floors(tmp_path: Path) -> None:
+    paths = [save(tmp_path / f"{seed}.npz", bright_and_dark(20, seed)) for seed in range(2)]
+    report = evaluate(Request(paths[0], paths[1], classifiers=(), epochs=1), CPU)
+    assert list(report.content["fidelity"]["sets"]) == ["synthetic"]
+    assert not any("for comparison" in line for line in report.summary())
