@@ -29,7 +29,8 @@ def generate(options: argparse.Namespace) -> None:
         samples = generate_samples(generator, count, labels, options.seed, lambda done, _: progress.advance_to(done))
     text = provenance(generator.bundle)
     write_samples(options.out, samples.images, samples.labels, generator.classes, text)
-    print(f"{options.out}: {count:,} images, seed {samples.seed}")
+    calls = f"{samples.calls:.4g} network {'call' if samples.calls == 1 else 'calls'} an image"
+    print(f"{options.out}: {count:,} images, seed {samples.seed}, {calls}")
 
 
 def _wanted(options: argparse.Namespace, classes: Sequence[str]) -> tuple[int, list[int] | None]:

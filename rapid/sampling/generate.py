@@ -27,11 +27,13 @@ class Samples:
         images: uint8, (N, H, W) grey or (N, H, W, 3) RGB.
         labels: int64 (N,), indices into the model's classes; None from an unconditional model.
         seed: the seed that makes the same images again.
+        calls: mean number of network calls an image; with a probe those of refused candidates count.
     """
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64] | None
     seed: int
+    calls: float
 
 
 def generate(
@@ -60,12 +62,15 @@ def generate(
     request = make_request(generator, count, labels, seed, steps)
     trajectories = generator.trajectories()
     images = np.zeros((count, *generator.image_shape), np.uint8)
+    candidates = 0
     while request.missing:
-        for accepted in _make_batch(generator, trajectories, request):
+        made, found = _make_batch(generator, trajectories, request)
+        candidates += made
+        for accepted in found:
             images[accepted.place] = accepted.image
         if progress is not None:
             progress(count - request.missing, count)
-    return Samples(images, request.labels, request.seed)
+    return Samples(images, request.labels, request.seed, generator.calls(request.steps) * candidates / count)
 
 
 def make_request(
@@ -128,8 +133,8 @@ def resolve_labels(classes: Sequence[str], labels: Sequence[int | str]) -> list[
     return resolved
 
 
-def _make_batch(generator: Generator, trajectories: Trajectories, request: Request) -> list[Accepted]:
-    """Draw one batch of candidates, make them, and return the places that they fill."""
+def _make_batch(generator: Generator, trajectories: Trajectories, request: Request) -> tuple[int, list[Accepted]]:
+    """Draw one batch of candidates, make them, and return their number and the places that they fill."""
     numbers, labels = request.draw(generator.batch_size)
     rows = trajectories.begin(request.seed, numbers, labels, request.steps)
     number_of = dict(zip(rows.tolist(), numbers.tolist(), strict=True))
@@ -140,4 +145,4 @@ def _make_batch(generator: Generator, trajectories: Trajectories, request: Reque
             done = np.array([number_of.pop(row) for row in finished.rows.tolist()])
             made = generator.decode(finished.latents)
             accepted += request.offer(done, made, generator.label(made))
-    return accepted
+    return len(numbers), accepted
