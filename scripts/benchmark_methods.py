@@ -33,6 +33,8 @@ SAMPLES = 20
 CLASSES_SHOWN = 26
 SEED = 0
 """Of generation."""
+PRIVATE = ("private.", "generation.")
+"""Settings of the private stage; others belong to the public one, if there is one."""
 
 Json = dict[str, Any]
 
@@ -129,6 +131,7 @@ class Bench:
         recipe, bundle = RECIPES[name], self.out / f"{name}-public"
         how: list[object] = ["--method", recipe.method]
         how += ["--preset", recipe.preset] if recipe.preset else ["--minutes", self.plan.public_minutes]
+        how += self._settings(name, public=True)
         self.rapid(
             f"{name}-public",
             bundle / "config.json",
@@ -141,7 +144,7 @@ class Bench:
         recipe, bundle, plan = RECIPES[name], self.out / f"{name}-{epsilon:g}", self.plan
         how: list[object] = ["--base", self.public(name)] if recipe.public else ["--preset", recipe.preset]
         how += [] if plan.delta is None else ["--delta", plan.delta]
-        how += [word for setting in plan.more.get(name, ()) for word in ("--set", setting)]
+        how += self._settings(name, public=False)
         self.rapid(
             bundle.name,
             bundle / "config.json",
@@ -149,6 +152,13 @@ class Bench:
             *("--minutes", plan.minutes, "--out", bundle, "--ledger", self.out / "ledger.jsonl", *_resume(bundle)),
         )
         return bundle
+
+    def _settings(self, name: str, *, public: bool) -> list[object]:
+        """The further settings of a stage of a method as arguments."""
+        own = self.plan.more.get(name, ())
+        if RECIPES[name].public:
+            own = [one for one in own if one.startswith(PRIVATE) != public]
+        return [word for setting in own for word in ("--set", setting)]
 
     def images(self, bundle: Path, variant: str) -> tuple[Path, str]:
         """Balanced synthetic images of a bundle, and what `rapid generate` said."""
@@ -347,7 +357,7 @@ def _options() -> argparse.Namespace:
     words = f"all, none, or some of {names}; default: {','.join(NETWORKS)}"
     parser.add_argument("--classifiers", default=",".join(NETWORKS), help=words)
     parser.add_argument("--threads", type=int, help="of each command; default: all cores")
-    words = "a setting of one method's private stage; may be repeated"
+    words = "a setting of one method; may be repeated"
     parser.add_argument("--set", action="append", default=[], metavar="METHOD:a.b=c", dest="more", help=words)
     options = parser.parse_args()
     for name in ("minutes", "public_minutes", "count", "threads"):
