@@ -14,14 +14,13 @@ import json
 import os
 import platform
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from commands import run_rapid
+from commands import Commands
 from PIL import Image
 
 from rapid.evaluate.networks import CLASSIFIERS
@@ -67,7 +66,7 @@ class Row:
         return f"{self.objective}-{self.epsilon:g}"
 
 
-class Bench:
+class Bench(Commands):
     """The folder in which a benchmark runs.
 
     Args:
@@ -80,31 +79,17 @@ class Bench:
     """
 
     def __init__(self, out: Path, features: Path, data: Path, count: int, classifiers: str, processes: int = 1) -> None:
-        self.out, self._features, self.data, self.count = out, features, data, count
+        super().__init__(out)
+        self._features, self.data, self.count = features, data, count
         self.classifiers, self.processes = classifiers, processes
-        out.mkdir(parents=True, exist_ok=True)
-        self._times = out / "times.json"
-
-    @property
-    def times(self) -> dict[str, float]:
-        """Seconds of each step; what a stopped run took is counted, too."""
-        found: dict[str, float] = json.loads(self._times.read_text()) if self._times.exists() else {}
-        return found
 
     def rapid(self, step: str, done: Path, *arguments: object, processes: int = 1) -> None:
         """Run a command of rapid, unless `done` is there."""
-        if done.exists():
-            return
         launcher, environment = list[str](), dict(os.environ)
         if processes > 1:
             launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
             environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes))
-        print(f"== {step}: rapid", *arguments, flush=True)
-        begin = time.monotonic()
-        try:
-            run_rapid(arguments, launcher, environment)
-        finally:
-            write_json(self._times, self.times | {step: self.times.get(step, 0.0) + time.monotonic() - begin})
+        self.run(step, done, arguments, launcher=launcher, environment=environment)
 
     def set(self, name: str) -> Path:
         """An image set."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rapid.files import replacing, write_json
 
 
 def run_rapid(
-    arguments: Sequence[object], launcher: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    arguments: Sequence[object],
+    launcher: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    said: Path | None = None,
 ) -> None:
     """Run `rapid ARGUMENTS`, and end this process with its exit code if that is not 0: it has said what is wrong.
 
@@ -16,11 +24,16 @@ def run_rapid(
         arguments: words after `rapid`.
         launcher: words before `-m rapid`; empty for one process.
         environment: of the process; None for that of this one.
+        said: file that holds a copy of its standard output afterwards.
     """
     command = [sys.executable, *launcher, "-m", "rapid", *map(str, arguments)]
-    process = subprocess.Popen(command, env=environment)
+    process = subprocess.Popen(command, env=environment, stdout=None if said is None else subprocess.PIPE, text=True)
+    lines: list[str] = []
     while True:
         try:
+            for line in process.stdout or ():
+                lines.append(line)
+                print(line, end="", flush=True)
             code = process.wait()
             break
         except KeyboardInterrupt:
@@ -28,3 +41,45 @@ def run_rapid(
             continue
     if code:
         sys.exit(code if code > 0 else 128 - code)
+    if said is not None:
+        with replacing(said) as target:
+            target.write_text("".join(lines), encoding="utf-8")
+
+
+class Commands:
+    """Commands in a folder, of which none is run twice.
+
+    Args:
+        out: the folder; `times.json` in it has the seconds of each step.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        out.mkdir(parents=True, exist_ok=True)
+        self._times = out / "times.json"
+
+    @property
+    def times(self) -> dict[str, float]:
+        """Seconds of each step; what a stopped run took is counted, too."""
+        found: dict[str, float] = json.loads(self._times.read_text()) if self._times.exists() else {}
+        return found
+
+    def run(
+        self,
+        step: str,
+        done: Path,
+        arguments: Sequence[object],
+        *,
+        launcher: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        said: Path | None = None,
+    ) -> None:
+        """Run a command of rapid, unless `done` is there; see `run_rapid`."""
+        if done.exists():
+            return
+        print(f"== {step}: rapid", *arguments, flush=True)
+        begin = time.monotonic()
+        try:
+            run_rapid(arguments, launcher, environment, said)
+        finally:
+            write_json(self._times, self.times | {step: self.times.get(step, 0.0) + time.monotonic() - begin})

@@ -37,22 +37,23 @@ def generate(options: argparse.Namespace) -> None:
     write_samples(options.out, samples.images, samples.labels, generator.classes, text)
     share = samples.tally.share
     words = "" if share is None else f"; {samples.candidates:,} candidates, {share:.1%} accepted for their class"
-    print(f"{options.out}: {count:,} images, seed {samples.seed}{words}")
+    calls = f"{samples.calls:.4g} network {'call' if samples.calls == 1 else 'calls'} an image"
+    print(f"{options.out}: {count:,} images, seed {samples.seed}, {calls}{words}")
     if options.report is not None:
         write_json(options.report, _report(generator, samples))
 
 
 def _report(generator: Generator, samples: Samples) -> dict[str, Any]:
     """How the images were made. All of it follows from the model and the seed: no private image is looked at."""
-    count, calls, tally = len(samples.images), generator.calls(), samples.tally
+    tally = samples.tally
     return {
         "rapid": rapid.__version__,
         "model": {"name": generator.bundle.name, "sha256": generator.bundle.digest},
-        "images": count,
+        "images": len(samples.images),
         "seed": samples.seed,
-        "calls_per_candidate": calls,
+        "calls_per_candidate": generator.calls(),
         "candidates": samples.candidates,
-        "calls_per_image": calls * samples.candidates / count,
+        "calls_per_image": samples.calls,
         "acceptance": tally.share,
         "acceptance_by_class": {
             generator.classes[label]: {"candidates": tally.offered[label], "accepted": tally.accepted[label]}

@@ -37,7 +37,7 @@ def _build_kb(subparsers: Subparsers) -> None:
     _label_column(build)
     _output(build)
     _settings(build, default_preset=None, shown="auto: chosen by the images, the machine and --minutes")
-    _minutes(build)
+    _minutes(build, "time that --preset auto may take; default: 30")
     _training(build)
 
 
@@ -63,6 +63,7 @@ def _plan(subparsers: Subparsers) -> None:
 def _train_private(subparsers: Subparsers) -> None:
     private = _command(subparsers, "train-private", "train:train_private", "fine-tune on private images with DP-SGD")
     _private_run(private)
+    _minutes(private, "time of the private stage, which decides the number of steps; default: that of the settings")
 
 
 def _tune(subparsers: Subparsers) -> None:
@@ -94,7 +95,6 @@ def _private_run(private: argparse.ArgumentParser) -> None:
     _output(private)
     _ledger_file(private)
     _settings(private, default_preset=None)
-    _minutes(private)
     _training(private)
 
 
@@ -330,8 +330,8 @@ def _settings(parser: argparse.ArgumentParser, default_preset: str | None, shown
     _overrides(parser, "override a setting, such as private.steps=400")
 
 
-def _minutes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--minutes", type=float, metavar="M", help="time that --preset auto may take; default: 30")
+def _minutes(parser: argparse.ArgumentParser, words: str) -> None:
+    parser.add_argument("--minutes", type=float, metavar="M", help=words)
 
 
 def _overrides(parser: argparse.ArgumentParser, description: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rapid.bundle import Bundle
 from rapid.bundle.card import CLASSIFICATION, privacy_in_words
-from rapid.cli.build import MINUTES, refuse_minutes, settings_without_base
+from rapid.cli.build import MINUTES, settings_without_base
 from rapid.cli.tables import plan_table
 from rapid.config.presets import private_settings
 from rapid.config.sections import DpSgdSettings, MethodSettings
@@ -25,8 +25,9 @@ from rapid.methods import apply_overrides, find_method, load_settings
 from rapid.progress import Progress
 from rapid.rounding import rounded_up
 from rapid.runtime import choose_device
-from rapid.stages.automatic import PRESET, AutomaticChoice
+from rapid.stages.automatic import PRESET, AutomaticChoice, PrivateChoice
 from rapid.stages.private import train_private_bundle
+from rapid.stages.timed import TimedSteps
 
 CLASSES = 10
 """Assumed where `rapid plan` neither sees the images nor is told their classes."""
@@ -137,15 +138,16 @@ def train_private(options: argparse.Namespace) -> None:
         print(f"next: rapid generate --model {bundle.path} --count 100 --out images.npz")
 
 
-def _automatic(options: argparse.Namespace) -> AutomaticChoice | None:
-    """A request that the method chooses, if --preset auto or an automatic --base asks for it."""
+def _automatic(options: argparse.Namespace) -> PrivateChoice | None:
+    """A request that the method chooses, if --preset auto or an automatic --base asks for it; or the steps alone."""
     if options.base is not None and options.preset in (None, PRESET):
         config = Bundle.open(options.base, "base", "public").config
         if PRESET in (options.preset, config.settings.get("preset")):
             minutes = MINUTES if options.minutes is None else options.minutes
             return AutomaticChoice(config.method, tuple(options.overrides), minutes, print)
-    refuse_minutes(options)
-    return None
+    if options.minutes is None:
+        return None
+    return TimedSteps(options.base, options.out, tuple(options.overrides), options.minutes, print)
 
 
 def classes_of(options: argparse.Namespace) -> tuple[str, ...] | None:

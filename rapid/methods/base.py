@@ -204,6 +204,17 @@ class Extending(Protocol):
 
 
 @runtime_checkable
+class Paced(Protocol):
+    """A method whose first private steps do not take as long as its later ones."""
+
+    def typical(self, settings: Any) -> Any:
+        """Settings whose steps all take about as long as an average step of a run with the given ones.
+
+        `--minutes` measures these.
+        """
+
+
+@runtime_checkable
 class Classifying(Protocol):
     """A method whose models classify images."""
 

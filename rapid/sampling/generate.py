@@ -29,6 +29,7 @@ class Samples:
         seed: the seed that makes the same images again.
         candidates: number of candidates that were made for them.
         tally: what the probe found in those that were offered; empty without a probe.
+        calls: mean number of network calls an image; with a probe those of refused candidates count.
     """
 
     images: NDArray[np.uint8]
@@ -36,6 +37,7 @@ class Samples:
     seed: int
     candidates: int
     tally: Tally
+    calls: float
 
 
 def generate(
@@ -69,7 +71,8 @@ def generate(
             images[accepted.place] = accepted.image
         if progress is not None:
             progress(count - request.missing, count)
-    return Samples(images, request.labels, request.seed, request.drawn, request.tally)
+    calls = generator.calls(request.steps) * request.drawn / count
+    return Samples(images, request.labels, request.seed, request.drawn, request.tally, calls)
 
 
 def make_request(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -20,6 +20,30 @@ PRESET = "auto"
 """The name under which the choice is recorded, as that of a preset."""
 WORK = 0.9
 """Share of the minutes of the private stage that gradients may take."""
+
+
+class PrivateChoice(Protocol):
+    """A request to choose settings of a private run by public facts and a measurement, before anything is spent."""
+
+    def measured(self, settings: MethodSettings, device: torch.device, processes: int) -> float:
+        """What is measured on the first rank, and told to the others."""
+
+    def private_settings(
+        self, settings: MethodSettings, facts: Any, epsilon: float, found: float, out: Path, *, first: bool
+    ) -> MethodSettings:
+        """The settings of the run; those of an earlier run in `out`, if there is one.
+
+        Args:
+            settings: as the user gave them.
+            facts: `PublicFacts` of the private images.
+            epsilon: of the whole run.
+            found: what `measured` found.
+            out: folder of the run.
+            first: whether this is the first rank, which tells.
+
+        Raises:
+            InputError: settings that do not fit.
+        """
 
 
 @dataclass(frozen=True)
@@ -39,8 +63,7 @@ class AutomaticChoice:
     say: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        if not 0 < self.minutes < 1e6:
-            raise InputError("minutes", "must be a positive number of minutes, such as 20", self.minutes)
+        check_minutes(self.minutes)
 
     def public_settings(self, sets: Sequence[ImageSet], out: Path, device: torch.device) -> MethodSettings:
         """Settings of the public stage; those of an earlier run in `out`, if there is one.
@@ -49,7 +72,7 @@ class AutomaticChoice:
             InputError: the method does not choose, too few images, or an override that does not fit.
         """
         choice = self._chooser().choose_public(sets, Resources(device, self.minutes))
-        earlier = _earlier(out, "build-kb")
+        earlier = earlier_settings(out, "build-kb")
         if not earlier:
             self._tell(choice.why)
         return apply_overrides({**choice.settings, **earlier, "preset": PRESET}, self.overrides)
@@ -59,24 +82,12 @@ class AutomaticChoice:
         return WORK * 60 * self.minutes * processes / self._chooser().seconds_per_gradient(settings, device)
 
     def private_settings(
-        self, settings: MethodSettings, facts: Any, epsilon: float, gradients: float, out: Path, *, first: bool
+        self, settings: MethodSettings, facts: Any, epsilon: float, found: float, out: Path, *, first: bool
     ) -> MethodSettings:
-        """Settings of the private stage; those of an earlier run in `out`, if there is one.
-
-        Args:
-            settings: of the public bundle.
-            facts: `PublicFacts` of the private images.
-            epsilon: of the whole run.
-            gradients: what `measured` found, the same on all ranks.
-            out: folder of the run.
-            first: whether this is the first rank, which tells.
-
-        Raises:
-            InputError: an override that does not fit.
-        """
-        tree = _earlier(out, "train-private")
+        """By the gradients for which there is time; see `PrivateChoice`."""
+        tree = earlier_settings(out, "train-private")
         if not tree:
-            choice = self._chooser().choose_private(settings, facts, epsilon, gradients)
+            choice = self._chooser().choose_private(settings, facts, epsilon, found)
             tree = settings.model_dump(mode="json")
             for name, section in choice.settings.items():
                 tree[name] = tree[name] | section
@@ -95,7 +106,17 @@ class AutomaticChoice:
             self.say(line)
 
 
-def _earlier(out: Path, command: str) -> dict[str, Any]:
+def check_minutes(minutes: float) -> None:
+    """Refuse minutes that are none.
+
+    Raises:
+        InputError: not a positive number.
+    """
+    if not 0 < minutes < 1e6:
+        raise InputError("minutes", "must be a positive number of minutes, such as 20", minutes)
+
+
+def earlier_settings(out: Path, command: str) -> dict[str, Any]:
     """Settings in the manifest of an earlier run of the command in this folder; empty if there is none."""
     manifest = RunFolder(out).earlier() or {}
     settings = manifest.get("settings") if manifest.get("command") == command else None

@@ -31,7 +31,7 @@ from rapid.mapped import scratch_in, taken
 from rapid.methods import find_method
 from rapid.methods.base import Method, OptionalBase
 from rapid.rounding import as_typed, rounded_down
-from rapid.stages.automatic import AutomaticChoice
+from rapid.stages.automatic import PrivateChoice
 from rapid.training import RunFolder
 
 Json = dict[str, Any]
@@ -72,7 +72,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     classes: Sequence[str] | None = None,
     show_paths: bool = False,
     people: PeopleFrom | None = None,
-    automatic: AutomaticChoice | None = None,
+    automatic: PrivateChoice | None = None,
     label_column: str | None = None,
     access: OpenAccess | None = None,
 ) -> Bundle | None:
@@ -93,7 +93,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
             A warning says so if there are none, and the labels decide.
         show_paths: name private files in error messages.
         people: where `private` says whose image each is: the unit is then one person; default: one image.
-        automatic: a request that the method chooses what `settings` leaves open, by public facts.
+        automatic: a request to choose what `settings` leaves open, by public facts and a measurement.
         label_column: see `load_images`.
         access: opens the images, by default `PrivateAccess`; another is for audits, on images that are not private.
 
@@ -267,7 +267,7 @@ def warn_of(images: ImageSet, facts: PublicFacts, delta: float) -> None:
 
 
 def _chooser(
-    automatic: AutomaticChoice,
+    automatic: PrivateChoice,
     settings: MethodSettings,
     epsilon: float,
     out: Path,
@@ -276,8 +276,8 @@ def _chooser(
 ) -> Callable[[PublicFacts], MethodSettings]:
     """The choice of settings as a function of public facts alone, the same on all ranks."""
     measured = ranks.all_or_none(lambda: automatic.measured(settings, device, ranks.count) if ranks.first else 0.0)
-    gradients = ranks.broadcast(measured)
-    return lambda facts: automatic.private_settings(settings, facts, epsilon, gradients, out, first=ranks.first)
+    found = ranks.broadcast(measured)
+    return lambda facts: automatic.private_settings(settings, facts, epsilon, found, out, first=ranks.first)
 
 
 def _earlier_budget(out: Path, asked: Json) -> Budget | None:

@@ -4,6 +4,7 @@ settings.py         all settings
 public_stage.py     the warm-up; images.py are public images that a bundle holds
 private_stage.py    the release and the private training; public_gradient.py mixes in public gradients (WarmExt)
 standardised.py     the per-example rule of convolutions with standardised weights
+audited.py          network of an audit; attacked.py has scores for membership inference
 classifier.py       predictions
 """
 
@@ -16,12 +17,16 @@ from rapid.methods.base import Description, PublicImages
 from rapid.methods.dp_classifier.settings import DpClassifierSettings
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from rapid.bundle import Bundle, Component
     from rapid.bundle.builder import BundleBuilder
     from rapid.config.sections import SamplingSettings
+    from rapid.data import ImageSet
     from rapid.dp.access import PrivateAccess, PublicFacts
+    from rapid.dp.audit import Subject
     from rapid.dp.budget import Budget
     from rapid.dp.releases import DpSgdSpec, QuerySpec
     from rapid.sampling.classifier import Classifier
@@ -83,6 +88,20 @@ class DpClassifier:
         from rapid.methods.dp_classifier.classifier import WideResNetClassifier
 
         return WideResNetClassifier(bundle, device)
+
+    def audited(self, bundle: Bundle) -> Sequence[Subject]:
+        """The classifier; see `rapid.methods.base.Inspectable`."""
+        from rapid.methods.dp_classifier.audited import subjects
+
+        return subjects(bundle)
+
+    def membership_scores(
+        self, bundle: Bundle, images: ImageSet, device: torch.device
+    ) -> Mapping[str, NDArray[np.float64]]:
+        """Confidence in the labels; see `rapid.methods.base.Inspectable`."""
+        from rapid.methods.dp_classifier.attacked import membership_scores
+
+        return membership_scores(bundle, images, device)
 
 
 METHOD = DpClassifier()

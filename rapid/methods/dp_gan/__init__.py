@@ -78,6 +78,12 @@ class DpGan:
 
         return DpGanGenerator(bundle, device, generation)
 
+    def typical(self, settings: DpGanSettings) -> DpGanSettings:
+        """With a fixed n_D, as adaptive steps have it for most of a run; see `rapid.methods.base.Paced`."""
+        from rapid.methods.dp_gan.private_stage import typical
+
+        return typical(settings)
+
     def audited(self, bundle: Bundle) -> Sequence[Subject]:
         """The discriminator; see `rapid.methods.base.Inspectable`."""
         from rapid.methods.dp_gan.audited import subjects

@@ -24,6 +24,8 @@ from rapid.training import Trainer
 from rapid.training.optimizers import select_trainable
 
 DISCRIMINATOR, GENERATOR = "discriminator", "generator"
+TYPICAL_STEPS = 10
+"""n_D by which the time of adaptive steps is measured: a generator step every so often takes little."""
 
 
 def releases(settings: DpGanSettings, facts: PublicFacts) -> Sequence[DpSgdSpec]:
@@ -87,6 +89,12 @@ def train_private(access: PrivateAccess, settings: DpGanSettings) -> Mapping[str
         between_steps=fakes.after_step,
     )
     return {GENERATOR: fakes.trained().eval()}
+
+
+def typical(settings: DpGanSettings) -> DpGanSettings:
+    """With a fixed n_D; adaptive steps begin with n_D = 1, which takes longer than what follows."""
+    fixed = settings.private.discriminator_steps or TYPICAL_STEPS
+    return settings.model_copy(update={"private": settings.private.model_copy(update={"discriminator_steps": fixed})})
 
 
 def describe_private(settings: DpGanSettings) -> Description:

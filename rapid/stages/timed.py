@@ -1,0 +1,206 @@
+"""The number of private steps that fit into some minutes, for any method that trains by DP-SGD.
+
+The number must be known before the noise is calibrated, and nothing private may decide it. So the private stage is run
+for a few steps on images of random pixels, with the settings of the real run and a ledger of its own that is thrown
+away. Its steps take as long as those of the real run, because their work depends on the shapes alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rapid.config.sections import DpSgdSettings, ImageSettings, MethodSettings
+from rapid.dp.access import PrivateAccess
+from rapid.dp.execution import Execution
+from rapid.dp.rows import PrivateTensor, Rows
+from rapid.errors import InputError, RapidError
+from rapid.methods import apply_overrides, find_method
+from rapid.methods.base import Paced
+from rapid.progress import hidden
+from rapid.stages.automatic import WORK, check_minutes, earlier_settings
+from rapid.stages.private import train_private_bundle
+from rapid.training import Trainer
+
+CLASSES = 10
+"""Of the random images."""
+BATCHES = 4
+"""There are so many random images as this number of batches has."""
+LEAST_SECONDS, LEAST_SHARE, LEAST_STEPS = 10.0, 0.05, 3
+"""What is measured, after a first step that is not: the smaller of these, in seconds and as share of the minutes."""
+PLANNED_STEPS = 1000
+"""Of the measured run, which ends before."""
+EPSILON, DELTA = 1.0, 1e-5
+"""Of the measurement; the noise takes the same time at any scale."""
+STEPS = "private.steps"
+
+
+@dataclass(frozen=True)
+class TimedSteps:
+    """A request to take as many private steps as fit into some minutes; all other settings stay.
+
+    Attributes:
+        base: public bundle of the run; None without one.
+        out: folder of the run.
+        overrides: what the user set, as `section.name=value`.
+        minutes: of wall time for the private stage.
+        say: gets a line for the user.
+    """
+
+    base: Path | None
+    out: Path
+    overrides: tuple[str, ...]
+    minutes: float
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        check_minutes(self.minutes)
+        if any(override.partition("=")[0].strip() == STEPS for override in self.overrides):
+            raise InputError("minutes", f"decides the number of steps, as --set {STEPS} does; leave one of them out")
+
+    def measured(self, settings: MethodSettings, device: torch.device, processes: int) -> float:
+        """Seconds of a step of all processes together; 0 if an earlier run in `out` has its number of steps.
+
+        Raises:
+            InputError: the method has no steps, or settings that do not fit the base.
+        """
+        if not isinstance(settings.private, DpSgdSettings):
+            raise InputError("minutes", f"{settings.method} has no steps of which there could be more or fewer")
+        if earlier_settings(self.out, "train-private"):
+            return 0.0
+        least = min(LEAST_SECONDS, LEAST_SHARE * 60 * self.minutes)
+        return seconds_per_step(self.base, settings, device, least) / processes
+
+    def private_settings(
+        self, settings: MethodSettings, facts: Any, epsilon: float, found: float, out: Path, *, first: bool
+    ) -> MethodSettings:
+        """With the steps that fit; see `rapid.stages.automatic.PrivateChoice`."""
+        if earlier := earlier_settings(out, "train-private"):
+            steps = earlier.get("private", {}).get("steps")
+        else:
+            steps = max(1, int(WORK * 60 * self.minutes / found))
+            if first:
+                self.say(
+                    f"private: {steps:,} steps in {self.minutes:g} minutes, by the measured {found:.3g} s of a step"
+                )
+        return apply_overrides(settings.model_dump(mode="json"), [f"{STEPS}={steps}"])
+
+
+def seconds_per_step(
+    base: Path | None, settings: MethodSettings, device: torch.device, least: float = LEAST_SECONDS
+) -> float:
+    """Mean time of a step of DP-SGD in the private stage, measured on random images, in one process.
+
+    Args:
+        base: public bundle; None for a method without one.
+        settings: of the run; the `private` section is a `DpSgdSettings`.
+        device: where to train.
+        least: seconds that are measured, at least; and at least `LEAST_STEPS` steps.
+
+    Raises:
+        InputError: settings that do not fit the base.
+        Stopped: a stop was requested.
+    """
+    method: object = find_method(settings.method)
+    typical = method.typical(settings) if isinstance(method, Paced) else settings
+    typical = apply_overrides(typical.model_dump(mode="json"), [f"{STEPS}={PLANNED_STEPS}"])
+    assert isinstance(typical.private, DpSgdSettings)
+    clocks: list[_ClockedAccess] = []
+
+    def clocked(*arguments: Any, **options: Any) -> _ClockedAccess:
+        clocks.append(_ClockedAccess(*arguments, least=least, **options))
+        return clocks[0]
+
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), hidden():
+        # advice to the owner of private images
+        warnings.simplefilter("ignore", UserWarning)
+        place = Path(folder)
+        count = BATCHES * typical.private.noise_band * typical.private.expected_batch
+        _save_random_images(place / "random.npz", max(CLASSES, count), settings.image)
+        with contextlib.suppress(_Measured):
+            train_private_bundle(
+                base,
+                place / "random.npz",
+                place / "out",
+                typical,
+                epsilon=EPSILON,
+                delta=DELTA,
+                device=device,
+                resume=False,
+                ledger=place / "ledger.jsonl",
+                access=clocked,
+            )
+    if not clocks or not clocks[0].times:
+        raise RapidError("the time of a step could not be measured: the method's main release is no training")
+    return sum(clocks[0].times) / len(clocks[0].times)
+
+
+class _Measured(Exception):
+    """Ends a measurement."""
+
+
+class _ClockedAccess(PrivateAccess):
+    """Access to random images that takes the time of the steps of the main training, and then ends the run.
+
+    Args:
+        arguments: of `PrivateAccess`.
+        least: seconds to measure.
+        options: of `PrivateAccess`.
+
+    Attributes:
+        times: seconds of each step.
+    """
+
+    def __init__(self, *arguments: Any, least: float, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.times: list[float] = []
+        self._least = least
+
+    def train(
+        self,
+        name: str,
+        trainer: Trainer,
+        losses: Rows,
+        data: Sequence[PrivateTensor],
+        *,
+        execution: Execution | None = None,
+        before_update: Callable[[], None] | None = None,
+        between_steps: Callable[[int], None] | None = None,
+    ) -> None:
+        """As `PrivateAccess.train`, for a release with a share of epsilon; else until enough is measured."""
+        main, begin = self.budget.release(name).spec.share is None, time.monotonic()
+
+        def clock(step: int) -> None:
+            nonlocal begin
+            if between_steps is not None:
+                between_steps(step)
+            if not main:
+                return
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            now = time.monotonic()
+            if step > 1:
+                self.times.append(now - begin)
+            begin = now
+            if len(self.times) >= LEAST_STEPS and sum(self.times) >= self._least:
+                raise _Measured
+
+        super().train(
+            name, trainer, losses, data, execution=execution, before_update=before_update, between_steps=clock
+        )
+
+
+def _save_random_images(path: Path, count: int, form: ImageSettings) -> None:
+    rng = np.random.default_rng(0)
+    shape = (count, form.size, form.size) if form.channels == 1 else (count, form.size, form.size, 3)
+    images = rng.integers(0, 256, shape, np.uint8)
+    np.savez(path, images=images, labels=np.arange(count) % CLASSES, classes=np.array([str(n) for n in range(CLASSES)]))

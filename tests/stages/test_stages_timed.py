@@ -1,0 +1,112 @@
+"""`train-private --minutes`: the number of steps follows from a measurement on random images, before any noise."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from methods.tiny import TINY
+from tests_process import run
+
+from rapid.config.sections import DpSgdSettings
+from rapid.errors import InputError
+from rapid.methods import apply_overrides, find_method
+from rapid.methods.base import Paced
+from rapid.methods.dp_gan.settings import DpGanSettings
+from rapid.methods.rapid.settings import RapidSettings
+from rapid.stages.automatic import WORK
+from rapid.stages.timed import TimedSteps, seconds_per_step
+
+CPU = torch.device("cpu")
+DPDM = ("network.patch=4", "network.channels=8", "network.multipliers=[1]", "network.attention=[false]",
+        "network.heads=1", "private.expected_batch=20", "private.physical_batch=32")  # fmt: skip
+
+
+def test_a_run_has_the_steps_that_fit_and_keeps_them(tmp_path: Path, digits: Path) -> None:
+    settings = [word for setting in DPDM for word in ("--set", setting)]
+    train = ("train-private", "--method", "dpdm", "--private", digits, "--epsilon", 5, "--delta", 1e-3, *settings)
+    train = (*train, "--out", tmp_path / "model", "--ledger", tmp_path / "ledger.jsonl", "--minutes", 0.02)
+    done = run(*train)
+    assert done.returncode == 0, done.stderr
+    told = re.search(r"private: ([\d,]+) steps in 0.02 minutes, ([\d.e-]+) s each", done.stdout)
+    assert told, done.stdout
+    steps, seconds = int(told[1].replace(",", "")), float(told[2])
+    assert steps == pytest.approx(WORK * 0.02 * 60 / seconds, rel=0.01, abs=1)
+    statement = json.loads((tmp_path / "model" / "privacy.json").read_text())
+    assert statement["steps"] == steps
+    assert statement["epsilon"] <= 5
+    # one run is in the ledger: the measurement has its own
+    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert len({line["run"] for line in lines if "run" in line}) <= 1
+    again = run(*train, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert "steps in" not in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--minutes", "0"), "--minutes 0.0: must be a positive number"),
+        (("--minutes", "3", "--set", "private.steps=5"), "--minutes: decides the number of steps"),
+    ],
+)
+def test_bad_requests_are_refused_in_one_line(
+    tmp_path: Path, digits: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    train = ("train-private", "--method", "dpdm", "--private", digits, "--epsilon", 5, "--out", tmp_path / "out")
+    found = run(*train, *arguments)
+    assert found.returncode == 2
+    assert told in found.stderr
+    assert len(found.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_main_training_is_measured_on_a_base_too(public_bundle: Path, tiny_settings: RapidSettings) -> None:
+    """RAPID has an overlap check and a probe before it. A larger batch takes longer."""
+    small, large = (
+        seconds_per_step(public_bundle, _with_batch(tiny_settings, batch), CPU, least=0.0) for batch in (4, 256)
+    )
+    assert 0 < small < large < 60
+
+
+def test_an_earlier_run_is_not_measured_again(tmp_path: Path, tiny_settings: RapidSettings) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    settings = tiny_settings.model_dump(mode="json")
+    settings["private"]["steps"] = 77
+    manifest = {"command": "train-private", "settings": settings}
+    (tmp_path / "checkpoints" / "manifest.json").write_text(json.dumps(manifest))
+    said: list[str] = []
+    request = TimedSteps(None, tmp_path, (), 1.0, said.append)
+    assert request.measured(tiny_settings, CPU, 1) == 0
+    found = request.private_settings(tiny_settings, None, 1.0, 0.0, tmp_path, first=True)
+    assert isinstance(found.private, DpSgdSettings)
+    assert found.private.steps == 77
+    assert not said
+
+
+def test_a_gan_is_measured_at_a_fixed_frequency_of_generator_steps() -> None:
+    method: object = find_method("dp-gan")
+    assert isinstance(method, Paced)
+    adaptive = apply_overrides(TINY["dp-gan"]["settings"] | {"method": "dp-gan"}, [])
+    fixed = apply_overrides(adaptive.model_dump(mode="json"), ["private.discriminator_steps=3"])
+    found = method.typical(adaptive)
+    assert isinstance(found, DpGanSettings)
+    assert found.private.discriminator_steps == 10
+    assert method.typical(fixed) == fixed
+    assert seconds_per_step(None, found, CPU, least=0.0) > 0
+
+
+def test_a_method_without_steps_is_refused(tmp_path: Path) -> None:
+    from rapid.config.sections import MethodSettings
+
+    with pytest.raises(InputError, match="has no steps"):
+        TimedSteps(None, tmp_path, (), 1.0, print).measured(MethodSettings(method="means"), CPU, 1)
+
+
+def _with_batch(settings: RapidSettings, batch: int) -> RapidSettings:
+    found = apply_overrides(settings.model_dump(mode="json"), [f"private.expected_batch={batch}"])
+    assert isinstance(found, RapidSettings)
+    return found
