@@ -19,7 +19,7 @@ HNSW_LINKS, HNSW_CONSTRUCTION = 32, 100
 TRAINING_KEYS = 100_000  # ivf: the clusters are fitted to this many keys, or to KEYS_OF_A_LIST for each list if more
 KEYS_OF_A_LIST = 39  # faiss advises at least so many training keys for each cluster
 BLOCK = 1 << 16  # ivf: keys read at a time
-GROUP = 1 << 29  # ivf: bytes of the lists that are put together at a time; each group reads all keys once
+GROUP = 1 << 29  # ivf: bytes of keys that are put in the order of the lists at a time; each time all keys are read
 # An index is its header, a count of 8 bytes, and the keys; inverted lists without keys are this many bytes.
 COUNT, NO_LISTS = struct.Struct("<Q"), 32
 
@@ -157,21 +157,23 @@ class KeyWriter:
         del assigned
         place = np.empty(self.size, np.int64)
         place[order] = np.arange(self.size)
-        ends = np.cumsum(lengths)
+        starts, ends = [0, *np.cumsum(lengths).tolist()[:-1]], np.cumsum(lengths).tolist()
+        room = max(1, GROUP // (self._key_dim * np.float32().itemsize))
         with self._path.open("xb") as file:
             file.write(_lists_header(index, lengths))
-            first = 0
-            while first < index.nlist:
-                begin = int(ends[first] - lengths[first])
-                room = GROUP // (self._key_dim * np.float32().itemsize)
-                last = max(first + 1, int(np.searchsorted(ends, begin + room, side="right")))
-                group = self._gather(place, begin, int(ends[last - 1]))
-                for number in range(first, last):
-                    stop = int(ends[number])
-                    start = stop - int(lengths[number])
-                    file.write(group[start - begin : stop - begin].data if stop > start else b"")
-                    file.write(order[start:stop].data if stop > start else b"")
-                first = last
+            number = written = 0
+            for begin in range(0, self.size, room):
+                end = min(begin + room, self.size)
+                group = self._gather(place, begin, end)
+                while number < index.nlist:
+                    stop = min(ends[number], end)
+                    file.write(group[written - begin : stop - begin].tobytes())
+                    written = stop
+                    if ends[number] > end:
+                        # the rest of this list is in the next group
+                        break
+                    file.write(order[starts[number] : ends[number]].tobytes())
+                    number += 1
 
     def _gather(self, place: NDArray[np.int64], begin: int, end: int) -> NDArray[np.float32]:
         """The keys at places begin..end-1 in the order of the lists, float32 (end - begin, d)."""

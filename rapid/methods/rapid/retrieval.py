@@ -60,7 +60,9 @@ def measure_retrieval(
     Raises:
         Stopped: a stop was requested.
     """
-    top, found, asked = min(TOP, len(knowledge_base)), [], []
+    top = min(TOP, len(knowledge_base))
+    found: list[NDArray[np.bool_]] = []
+    asked: list[NDArray[np.int64]] = []
     with Progress("retrieval accuracy", min(QUERIES, len(images)), "query") as progress:
         for rows, queries in _queries(schedule, k, images, QUERIES, models, device):
             neighbours = knowledge_base.search(queries, top).indices
