@@ -11,6 +11,7 @@ Row i of the three files is record i. This package knows nothing of ``rapid``, t
 """
 
 from .errors import CorruptKnowledgeBase, ForeignKnowledgeBase, KnowledgeBaseError
+from .gpu import move_to_gpu
 from .keys import Neighbours, load_faiss
 from .knowledge_base import KnowledgeBase
 from .manifest import Manifest
@@ -25,4 +26,5 @@ __all__ = [
     "Manifest",
     "Neighbours",
     "load_faiss",
+    "move_to_gpu",
 ]

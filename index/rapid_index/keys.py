@@ -1,7 +1,9 @@
-"""The keys: a faiss index that is built batch by batch and searched row by row."""
+"""The keys: a faiss index that is searched row by row."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,9 +16,9 @@ from .errors import CorruptKnowledgeBase, KnowledgeBaseError
 from .manifest import IndexType, Manifest
 
 LARGEST = 1e15  # bound on |key| and |query|, so that squared distances stay finite in float32
-TRAINING_KEYS = 100_000  # ivf: clusters are fitted to at most this many keys, the first ones
-HNSW_LINKS, HNSW_CONSTRUCTION, HNSW_SEARCH = 32, 100, 128
-IVF_PROBES = 16  # ivf: number of clusters searched, or one in 16 of them if that is more
+HNSW_SEARCH = 128
+IVF_PROBES = 16  # ivf: number of lists searched, at least; see `probe_count`
+GPU_NEIGHBOURS = 2048  # that faiss finds on a GPU, at most
 # Rows handed to faiss at once. For larger batches faiss uses matrix products, whose rounding depends on the batch size.
 ROWS, NUMBERS = 16, 100_000
 
@@ -52,70 +54,12 @@ class Neighbours:
     distances: NDArray[np.float32]
 
 
-class KeyIndexBuilder:
-    """Puts keys into a faiss index batch by batch.
+def probe_count(lists: int) -> int:
+    """Number of lists that ivf searches for a query, of `lists`: 2 sqrt(lists), and 16 at least.
 
-    Args:
-        index_type: ``flat``, ``hnsw`` or ``ivf``.
-        key_dim: length d of a key.
-
-    ``ivf`` keeps up to ``TRAINING_KEYS`` keys back until it can fit its clusters. They are the first keys: the index
-    is searchable for any order of the records, but faster for a random order.
-
+    With 4 sqrt(size) lists a query is compared with about size^(3/4) keys: 5,600 of 100,000, and 178,000 of 10 million.
     """
-
-    def __init__(self, index_type: IndexType, key_dim: int) -> None:
-        faiss = load_faiss()
-        self._key_dim = key_dim
-        self._pending: list[NDArray[np.float32]] = []
-        self._index: Any = None  # ivf: until it is trained
-        if index_type == "flat":
-            self._index = faiss.IndexFlatL2(key_dim)
-        elif index_type == "hnsw":
-            self._index = faiss.IndexHNSWFlat(key_dim, HNSW_LINKS)
-            self._index.hnsw.efConstruction = HNSW_CONSTRUCTION
-
-    def __len__(self) -> int:
-        """Keys added so far."""
-        return sum(map(len, self._pending)) + (0 if self._index is None else int(self._index.ntotal))
-
-    def add(self, keys: NDArray[np.float32]) -> None:
-        """Add finite keys, float32 (n, d), in the order of their records."""
-        if self._index is None:
-            room = TRAINING_KEYS - len(self)
-            self._pending.append(keys[:room].copy())
-            keys = keys[room:]
-            if len(self) == TRAINING_KEYS:
-                self._train()
-        if len(keys):
-            self._index.add(np.ascontiguousarray(keys))
-
-    def write(self, path: Path) -> None:
-        """Write the index to a file.
-
-        Raises:
-            KnowledgeBaseError: faiss could not write it, for example because the disk is full.
-
-        """
-        if self._index is None:
-            self._train()
-        try:
-            load_faiss().write_index(self._index, str(path))
-        except RuntimeError as error:
-            raise KnowledgeBaseError(
-                f"{path}: faiss cannot write the keys ({one_line(error)}): check the disk"
-            ) from error
-
-    def _train(self) -> None:
-        """Fit the clusters of ivf: 4 sqrt(n) of them, and 39 keys or more to each, as faiss advises."""
-        faiss = load_faiss()
-        keys = np.concatenate(self._pending)
-        clusters = max(1, min(int(4 * len(keys) ** 0.5), len(keys) // 39))
-        index = faiss.IndexIVFFlat(faiss.IndexFlatL2(self._key_dim), self._key_dim, clusters, faiss.METRIC_L2)
-        index.cp.min_points_per_centroid = 1  # else faiss prints a warning for fewer than 39 keys
-        index.train(keys)
-        index.add(keys)
-        self._index, self._pending = index, []
+    return min(lists, max(IVF_PROBES, math.isqrt(4 * lists)))
 
 
 class KeyIndex:
@@ -134,6 +78,7 @@ class KeyIndex:
 
     def __init__(self, index: Any, index_type: IndexType, path: Path) -> None:
         self._index = index
+        self._quick = index  # searches first: the same one, or a copy on a GPU
         self._index_type = index_type
         self._path = path
 
@@ -147,7 +92,9 @@ class KeyIndex:
         """
         faiss = load_faiss()
         try:
-            index = faiss.read_index(str(path))
+            # lists stay on disk, where several processes share them
+            flags = faiss.IO_FLAG_MMAP if manifest.index_type == "ivf" else 0
+            index = faiss.read_index(str(path), flags)
         except (RuntimeError, MemoryError) as error:
             raise CorruptKnowledgeBase(f"{path}: faiss cannot read it ({one_line(error)}): build it again") from error
         kinds = {"flat": faiss.IndexFlat, "hnsw": faiss.IndexHNSWFlat, "ivf": faiss.IndexIVFFlat}
@@ -158,14 +105,30 @@ class KeyIndex:
                 f"{path}: holds {found[0]} of {found[2]} keys of length {found[1]}, the manifest says l2 "
                 f"{manifest.index_type} of {manifest.size} keys of length {manifest.key_dim}: build it again"
             )
+        if manifest.index_type == "ivf":
+            # a thread for each list, which costs more than it saves
+            faiss.downcast_InvertedLists(index.invlists).prefetch_nthread = 0
         return cls(index, manifest.index_type, path)
 
-    def search(self, queries: NDArray[np.float32], neighbours: int = 1) -> Neighbours:
+    def flat(self) -> NDArray[np.float32] | None:
+        """The keys as faiss holds them, float32 (size, d), if the index is flat; not copied."""
+        if self._index_type != "flat":
+            return None
+        index = self._index
+        keys: NDArray[np.float32] = load_faiss().rev_swig_ptr(index.get_xb(), index.ntotal * index.d)
+        return np.asarray(_Held(keys, index)).reshape(index.ntotal, index.d)
+
+    def copy_to(self, move: Callable[[Any], Any]) -> None:
+        """Search a copy of an ivf index, made by `move`, and this one only for what the copy does not find."""
+        self._quick = move(self._index)
+
+    def search(self, queries: NDArray[np.float32], neighbours: int = 1, *, exact: bool = False) -> Neighbours:
         """Find the nearest keys of each query.
 
         Args:
             queries: float32 (n, d); any values, any n including 0.
             neighbours: m, records to find for each query, 1 <= m <= size.
+            exact: compare with every key, whatever the index.
 
         Returns:
             ``Neighbours`` of shape (n, m).
@@ -191,27 +154,41 @@ class KeyIndex:
         step = max(1, min(ROWS, NUMBERS // dim))
         for start in range(0, len(queries), step):
             rows = slice(start, start + step)
-            distances[rows], indices[rows] = self._search_rows(finite[rows], neighbours)
+            distances[rows], indices[rows] = self._search_rows(finite[rows], neighbours, exact)
         if (indices < 0).any():
             raise CorruptKnowledgeBase(f"{self._path}: has keys that are not finite: build it again")
         return Neighbours(indices, distances)
 
-    def _search_rows(self, queries: NDArray[np.float32], neighbours: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _search_rows(
+        self, queries: NDArray[np.float32], neighbours: int, exact: bool
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Search for at most ``ROWS`` queries; those that found too few (index -1) are searched again, exactly."""
         faiss, index = load_faiss(), self._index
         if self._index_type == "flat":
-            quick, exact, everything = None, index, None
+            quick, whole, everything = None, index, None
         elif self._index_type == "hnsw":
             quick = faiss.SearchParametersHNSW(efSearch=max(HNSW_SEARCH, 2 * neighbours))
-            exact, everything = faiss.downcast_index(index.storage), None
+            whole, everything = faiss.downcast_index(index.storage), None
         else:
-            quick = faiss.SearchParametersIVF(nprobe=min(index.nlist, max(IVF_PROBES, index.nlist // 16)))
-            exact, everything = index, faiss.SearchParametersIVF(nprobe=index.nlist)
-        distances, indices = index.search(queries, neighbours, params=quick)
+            quick = faiss.SearchParametersIVF(nprobe=probe_count(index.nlist))
+            whole, everything = index, faiss.SearchParametersIVF(nprobe=index.nlist)
+        if exact:
+            distances, indices = whole.search(queries, neighbours, params=everything)
+            return distances, indices
+        first = index if neighbours > GPU_NEIGHBOURS else self._quick
+        distances, indices = first.search(queries, neighbours, params=quick)
         short = (indices < 0).any(axis=1)
         if short.any() and self._index_type != "flat":
-            distances[short], indices[short] = exact.search(queries[short], neighbours, params=everything)
+            distances[short], indices[short] = whole.search(queries[short], neighbours, params=everything)
         return distances, indices
+
+
+class _Held:
+    """Numbers in the memory of another object, which lives as long as an array of them."""
+
+    def __init__(self, numbers: NDArray[np.float32], owner: Any) -> None:
+        self.__array_interface__ = numbers.__array_interface__
+        self._owner = owner
 
 
 def one_line(error: Exception) -> str:

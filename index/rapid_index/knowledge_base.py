@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from .manifest import KEYS, LABELS, VALUES, Manifest
 class KnowledgeBase:
     """A finished knowledge base on disk; read-only, usable from several threads.
 
-    Keys are in memory (as part of the faiss index), labels too; values stay on disk and are read on demand.
+    Keys are in memory (as part of the faiss index; those of ivf are mapped), labels too; values stay on disk and are
+    read on demand.
 
         knowledge_base = KnowledgeBase.open(path, networks={"encoder": sha256_of_encoder})
         found = knowledge_base.search(queries)
@@ -49,11 +50,14 @@ class KnowledgeBase:
     def open(cls, path: Path, networks: Mapping[str, str] | None = None, *, verify: bool = True) -> KnowledgeBase:
         """Open the knowledge base in the folder ``path``.
 
+        Lengths and headers of all files are checked, and the hashes of keys and labels, which are read anyway: faiss is
+        not safe on altered files.
+
         Args:
             path: the folder.
             networks: sha256 by name of the networks it will be used with; must match the manifest.
-            verify: read every file once and check its hash. Without it only lengths and headers are checked, and a
-                file that was altered in place can crash the process: for files that were verified before.
+            verify: also read the values once and check their hash. They are by far the largest file, and plain numbers:
+                altered ones are other values, and cannot crash the process.
 
         Raises:
             ForeignKnowledgeBase: it was made by other networks; the message says which.
@@ -74,7 +78,7 @@ class KnowledgeBase:
         """Number of records."""
         return self.manifest.size
 
-    def search(self, queries: NDArray[np.float32], neighbours: int = 1) -> Neighbours:
+    def search(self, queries: NDArray[np.float32], neighbours: int = 1, *, exact: bool = False) -> Neighbours:
         """Find the records with the nearest keys.
 
         The answer for a query does not depend on the other queries, and no value of a query makes it fail: see
@@ -83,6 +87,7 @@ class KnowledgeBase:
         Args:
             queries: float32 (n, key_dim); n may be 0.
             neighbours: m, records to find for each query, 1 <= m <= size.
+            exact: compare with every key, whatever the index; much slower.
 
         Returns:
             ``Neighbours``: indices int64 (n, m) and distances float32 (n, m), squared l2, nearest first.
@@ -91,7 +96,32 @@ class KnowledgeBase:
             ValueError: wrong shape, dtype or number of neighbours; the message names the argument.
 
         """
-        return self._keys.search(queries, neighbours)
+        return self._keys.search(queries, neighbours, exact=exact)
+
+    def recall(self, queries: NDArray[np.float32], neighbours: int = 10) -> float:
+        """Share of the nearest keys that ``search`` finds, as the mean over queries; 1 for ``flat``.
+
+        Args:
+            queries: float32 (n, key_dim), n >= 1, that are not among the keys.
+            neighbours: how many are wanted of each, 1 <= neighbours <= size.
+
+        Raises:
+            ValueError: no queries, or as for ``search``.
+
+        """
+        if not len(queries):
+            raise ValueError("queries must not be empty")
+        found, wanted = (self.search(queries, neighbours, exact=exact).indices for exact in (False, True))
+        hits = [np.isin(one, other).mean() for one, other in zip(wanted, found, strict=True)]
+        return float(np.mean(hits))
+
+    def flat_keys(self) -> NDArray[np.float32] | None:
+        """The keys of a ``flat`` index, float32 (size, key_dim); None for the others. Not to be changed."""
+        return self._keys.flat()
+
+    def copy_index_to(self, move: Callable[[Any], Any]) -> None:
+        """Search a copy of the faiss index, made by `move`, on another device; only for ``ivf``."""
+        self._keys.copy_to(move)
 
     def values(self, indices: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
         """Fetch values, copied out of the memory map; only the rows asked for are read from disk.
@@ -125,15 +155,15 @@ def _check_networks(path: Path, manifest: Manifest, networks: Mapping[str, str])
 
 
 def _check_files(path: Path, manifest: Manifest, verify: bool) -> None:
-    """Check that all files are there at full length, and then, if ``verify``, their hashes."""
+    """Check that all files are there at full length, and then their hashes, that of the values if ``verify``."""
     for name, expected in manifest.sizes.items():
         if not (path / name).is_file():
             raise CorruptKnowledgeBase(f"{path / name}: missing: copy the whole folder again or build it again")
         size = (path / name).stat().st_size
         if size != expected:
             raise CorruptKnowledgeBase(f"{path / name}: {size} bytes, not {expected}: copy it again or build it again")
-    for name, digest in manifest.files.items() if verify else ():
-        if sha256(path / name) != digest:
+    for name, digest in manifest.files.items():
+        if (verify or name != VALUES) and sha256(path / name) != digest:
             raise CorruptKnowledgeBase(f"{path / name}: altered (its sha256 differs): copy it again or build it again")
 
 

@@ -17,14 +17,15 @@ from pydantic import ValidationError
 
 from .errors import KnowledgeBaseError
 from .files import NpyFile, fsync, sha256
-from .keys import LARGEST, KeyIndexBuilder
+from .key_writer import KeyWriter
+from .keys import LARGEST
 from .manifest import KEYS, LABELS, MANIFEST, VALUES, IndexType, Layout, Manifest, explain
 
 
 class KnowledgeBaseWriter:
     """Writes a knowledge base, batch by batch, in bounded memory.
 
-    Values and labels go straight to disk; keys go into the faiss index, which is in memory until the end. The
+    Values and labels go straight to disk, and so do the keys unless the index is ``hnsw``: see ``KeyWriter``. The
     writer is a context manager: the knowledge base appears at ``path``, complete and flushed to disk, when the block
     succeeds. If the block raises, nothing is left. A process that is killed leaves a hidden folder
     ``.NAME.partial-PID-...`` beside ``path``, which can be deleted.
@@ -76,7 +77,7 @@ class KnowledgeBaseWriter:
             raise ValueError(explain(error)) from None
         self._path = Path(path).absolute()
         self._partial = self._path.with_name(f".{self._path.name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
-        self._keys = KeyIndexBuilder(index_type, key_dim)
+        self._keys = KeyWriter(index_type, key_dim)
         self._files: tuple[NpyFile, NpyFile] | None = None  # values and labels, while the block runs
         self._broken = False
         self._refuse_taken_path()
@@ -86,7 +87,7 @@ class KnowledgeBaseWriter:
     @property
     def size(self) -> int:
         """Number of records appended so far."""
-        return len(self._keys)
+        return self._keys.size
 
     def append(self, keys: NDArray[np.float32], values: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
         """Append n records; row i of the three arrays is one record. All are checked before any is written.
@@ -126,6 +127,7 @@ class KnowledgeBaseWriter:
         try:
             values = NpyFile(self._partial / VALUES, self._layout.value_shape, np.float32)
             self._files = values, NpyFile(self._partial / LABELS, (), np.int64)
+            self._keys.begin(self._partial / KEYS)
         except BaseException:
             self._clean_up()
             raise
@@ -153,7 +155,7 @@ class KnowledgeBaseWriter:
             raise KnowledgeBaseError(f"{self._path}: not written, because no records were appended")
         for file in self._files or ():
             file.finish()
-        self._keys.write(self._partial / KEYS)
+        self._keys.finish()
         paths = [self._partial / name for name in (KEYS, VALUES, LABELS)]
         manifest = Manifest(
             **self._layout.model_dump(),
@@ -178,6 +180,7 @@ class KnowledgeBaseWriter:
         for file in self._files or ():
             with suppress(OSError):  # a full disk; unwritten data is discarded here anyway
                 file.close()
+        self._keys.close()
         self._files, self._broken = None, True
         shutil.rmtree(self._partial, ignore_errors=True)
 

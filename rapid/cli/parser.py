@@ -186,6 +186,9 @@ def _token(subparsers: Subparsers) -> None:
 def _info(subparsers: Subparsers) -> None:
     info = _command(subparsers, "info", "info:info", "show the contents of a bundle")
     info.add_argument("path", type=Path, metavar="DIR")
+    info.add_argument(
+        "--verify", action="store_true", help="read all of a knowledge base first, and check that nothing was altered"
+    )
 
 
 def _ledger(subparsers: Subparsers) -> None:

@@ -32,7 +32,8 @@ def serve(settings: ServerSettings) -> None:
     Prints one line with the real port when it accepts requests; `/readyz` responds 200 when the models have made their
     first images. The port is taken before the models are loaded, so that one in use is an error at once. After a signal
     the server accepts no more requests, lets running ones finish within `grace_seconds`, rejects the rest with 503, and
-    returns; after a second Ctrl-C it does not wait.
+    returns; after a second Ctrl-C it does not wait. The content of knowledge bases is read and checked once, while the
+    server serves; if one was altered the server ends in the same way, and raises.
 
     Raises:
         InputError: the port or host cannot be used, or something is wrong with a bundle.
@@ -84,10 +85,25 @@ def serve(settings: ServerSettings) -> None:
                         signal.signal(sig, handler)
 
         allow_files(settings.max_connections + OTHER_FILES)
+        server = Server(uvicorn_config(app, settings.max_connections, settings.grace_seconds))
+        altered: list[InputError] = []
+
+        def verify() -> None:
+            try:
+                for model in models.values():
+                    model.bundle.verify()
+            except InputError as error:
+                altered.append(error)
+                server.should_exit = True
+
+        # large knowledge bases take minutes to read: meanwhile the models are served
+        threading.Thread(target=verify, name="verify", daemon=True).start()
         try:
-            Server(uvicorn_config(app, settings.max_connections, settings.grace_seconds)).run(sockets=[listener])
+            server.run(sockets=[listener])
         finally:
             engine.close()
+        if altered:
+            raise altered[0]
 
 
 def listen(host: str, port: int) -> socket.socket:

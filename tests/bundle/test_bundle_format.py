@@ -18,8 +18,10 @@ import rapid
 from rapid.bundle import Bundle, BundleConfig, is_finished, write_bundle
 from rapid.bundle.components import StoredComponent, Thumbnails, component_hash
 from rapid.bundle.info import describe, provenance
+from rapid.cli import main
 from rapid.config.sections import ImageSettings
 from rapid.errors import InputError
+from rapid.methods.rapid.knowledge_base import open_knowledge_base
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.methods.rapid.subspace import Subspace
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
@@ -168,6 +170,35 @@ def test_a_manifest_vouches_for_the_other_files(tmp_path: Path) -> None:
     assert component_hash(tmp_path) == before
     (tmp_path / "manifest.json").write_text("{ }")
     assert component_hash(tmp_path) != before
+
+
+def test_altered_values_are_found_when_they_are_read(
+    private_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Values are too large to be read each time; keys, which faiss reads, are checked when they are opened."""
+    out = Path(shutil.copytree(private_bundle, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoints")))
+    folder = out / "knowledge_base"
+    large = sum((folder / name).stat().st_size for name in ("keys.faiss", "values.npy", "labels.npy"))
+    assert Bundle.open(out, "model").verify() == large
+    assert main(["info", str(out), "--verify"]) == 0
+    assert "every file is as it was written" in capsys.readouterr().err
+    for name, at_once in (("values.npy", False), ("keys.faiss", True), ("labels.npy", True)):
+        kept = (folder / name).read_bytes()
+        (folder / name).write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+        bundle = Bundle.open(out, "model")
+        if at_once:
+            with pytest.raises(InputError, match=rf"{name}: altered"):
+                open_knowledge_base(bundle)
+        else:
+            open_knowledge_base(bundle)
+        with pytest.raises(InputError, match=rf"{name}: is missing or was altered; copy the bundle again"):
+            bundle.verify()
+        assert main(["info", str(out), "--verify"]) == 2
+        assert name in capsys.readouterr().err
+        (folder / name).write_bytes(kept)
+    (folder / "values.npy").unlink()
+    with pytest.raises(InputError, match=r"values\.npy: is missing"):
+        Bundle.open(out, "model").verify()
 
 
 def test_a_bundle_of_format_1_is_refused_in_one_clear_line(tmp_path: Path) -> None:

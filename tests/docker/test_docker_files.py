@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from prometheus_client.parser import text_string_to_metric_families
 from rapid_server.auth import OPEN_PATHS
 from rapid_server.metrics import Metrics
@@ -163,7 +164,41 @@ def test_requirements_are_those_of_the_project() -> None:
     lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
     names = {re.split(r"[<>=]", line)[0] for line in lines}
     assert {"torch", "diffusers", "faiss-cpu", "fastapi", "uvicorn"} <= names
-    assert not {"faiss-gpu-cu12", "pytest"} & names
+    assert not {"faiss-gpu", "pytest"} & names
+
+
+def runs_on(wheel: dict[str, Any], capability: int) -> bool:
+    """Whether a wheel has code for a GPU, by NVIDIA's rule of compatibility."""
+    same = [have for have in wheel["sass"] if have // 10 == capability // 10 and have <= capability]
+    return bool(same) or any(have <= capability for have in wheel["ptx"])
+
+
+def fits(wheel: dict[str, Any], pins: dict[str, str]) -> bool:
+    """Whether what a wheel requires is among the pinned versions, where these are pinned."""
+    needed = [Requirement(line) for line in wheel["requires"]]
+    return all(pins[one.name] in one.specifier for one in needed if one.name in pins)
+
+
+def test_faiss_of_the_gpu_extra_runs_on_current_gpus_beside_torch() -> None:
+    """By the recorded facts of the wheels; `A100, L40, H100 and H200, B200` have capabilities 80, 89, 90 and 100."""
+    facts = json.loads((Path(__file__).parent / "faiss_wheels.json").read_text(encoding="utf-8"))
+    wheels = {one["name"]: one for one in facts["wheels"]}
+    files = (ROOT / "constraints.txt", DOCKER / "constraints-gpu.txt")
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    pins = dict(line.split("==") for line in lines if "==" in line)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (chosen,) = [Requirement(line) for line in project["optional-dependencies"]["gpu"]]
+    wheel = wheels[chosen.name]
+    assert wheel["version"] in chosen.specifier
+    assert pins[chosen.name] == wheel["version"]
+    assert all(runs_on(wheel, capability) for capability in (70, 80, 89, 90, 100))
+    assert wheel["avx512"]
+    # the whole wheel is pinned, and by versions that it takes
+    assert {Requirement(line).name for line in wheel["requires"]} <= pins.keys()
+    assert fits(wheel, pins)
+    # why not the others: no code for Hopper, another CUDA 13 than torch's
+    assert not runs_on(wheels["faiss-gpu-cu12"], 90)
+    assert not fits(wheels["faiss-gpu-cuvs"], pins)
 
 
 def test_gpu_pins_are_exact_and_no_second_opinion() -> None:

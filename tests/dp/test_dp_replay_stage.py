@@ -21,6 +21,7 @@ from rapid.methods.rapid.settings import RapidSettings
 
 PARTS = {
     "stages/private.py", "methods/rapid/private_stage.py", "methods/rapid/objectives.py", "methods/rapid/neighbours.py",
+    "methods/rapid/search.py",
     "data/thumbnails.py", "dp/overlap.py", "dp/access.py", "dp/queries.py", "dp/mechanism.py",
     "dp/gradients/bookkeeper.py",
     "dp/randomness.py", "dp/spending.py", "dp/ledger.py", "dp/statement.py", "probe/head.py", "probe/network.py",

@@ -2,6 +2,7 @@ import sys
 
 import numpy as np
 import pytest
+import rapid_index.key_writer
 import rapid_index.keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -156,7 +157,9 @@ def test_queries_in_any_memory_order(small):
 @pytest.mark.parametrize("index_type", TYPES)
 @pytest.mark.parametrize("batch", [1, 30, 100, 1000])
 def test_order_of_entries_across_training(tmp_path, build, clusters, index_type, batch, monkeypatch):
-    monkeypatch.setattr(rapid_index.keys, "TRAINING_KEYS", 100)
+    monkeypatch.setattr(rapid_index.key_writer, "TRAINING_KEYS", 100)
+    monkeypatch.setattr(rapid_index.key_writer, "BLOCK", 64)
+    monkeypatch.setattr(rapid_index.key_writer, "GROUP", 50 * 8 * 4)
     keys = clusters(250, 8)
     kb = KnowledgeBase.open(build(tmp_path / "kb", keys, index_type=index_type, batch=batch))
     assert np.array_equal(kb.search(keys).indices[:, 0], np.arange(250))
@@ -176,3 +179,101 @@ def test_without_faiss_one_line_says_what_to_install(monkeypatch):
         rapid_index.keys.load_faiss()
     monkeypatch.undo()
     rapid_index.keys.load_faiss.cache_clear()
+
+
+def test_lists_grow_with_the_size_and_probes_with_the_lists():
+    counts = [rapid_index.key_writer.list_count(size) for size in (1, 38, 1000, 10**4, 10**6, 10**7)]
+    assert counts == [1, 1, 25, 256, 4000, 12649]
+    probes = [rapid_index.keys.probe_count(count) for count in counts]
+    assert probes == [1, 1, 16, 32, 126, 224]
+
+
+@pytest.mark.parametrize("index_type", ["flat", "ivf"])
+def test_a_streamed_file_is_what_faiss_writes(tmp_path, build, clusters, index_type, monkeypatch):
+    """Of the same index, made by faiss in memory: keys in several blocks and groups of lists."""
+    import faiss
+
+    monkeypatch.setattr(rapid_index.key_writer, "BLOCK", 300)
+    monkeypatch.setattr(rapid_index.key_writer, "GROUP", 700 * 8 * 4)
+    keys = clusters(2000, 8)
+    path = build(tmp_path / "kb", keys, index_type=index_type, batch=170) / "keys.faiss"
+    assert [file.name for file in path.parent.iterdir() if "scratch" in file.name] == []
+    index = faiss.read_index(str(path))
+    if index_type == "ivf":
+        assert index.nlist == 51
+        again = faiss.clone_index(index)
+        again.reset()
+        again.add(keys)
+        for number in range(index.nlist):
+            own, other = (
+                faiss.rev_swig_ptr(one.invlists.get_ids(number), one.invlists.list_size(number)).tolist()
+                for one in (index, again)
+            )
+            assert own == other
+    else:
+        again = faiss.IndexFlatL2(8)
+        again.add(keys)
+    assert path.read_bytes() == faiss.serialize_index(again).tobytes()
+
+
+@pytest.mark.parametrize("index_type", ["flat", "ivf"])
+def test_keys_are_not_held_in_memory(tmp_path, settings, index_type, monkeypatch):
+    """Apart from a sample, and one group of lists."""
+    import tracemalloc
+
+    from rapid_index import KnowledgeBaseWriter
+
+    monkeypatch.setattr(rapid_index.key_writer, "TRAINING_KEYS", 500)
+    monkeypatch.setattr(rapid_index.key_writer, "list_count", lambda size: 16)
+    monkeypatch.setattr(rapid_index.key_writer, "BLOCK", 500)
+    monkeypatch.setattr(rapid_index.key_writer, "GROUP", 2**20)
+    rng = np.random.default_rng(0)
+    tracemalloc.start()
+    try:
+        with KnowledgeBaseWriter(
+            tmp_path / "kb", key_dim=512, value_shape=(), index_type=index_type, **settings
+        ) as writer:
+            for _ in range(16):
+                keys = rng.standard_normal((500, 512), dtype=np.float32)  # 1 MB
+                writer.append(keys, np.zeros(500, np.float32), np.zeros(500, np.int64))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "kb" / "keys.faiss").stat().st_size > 15 * 2**20
+    assert peak < 10 * 2**20
+
+
+def test_exact_search_and_recall(tmp_path, build, clusters):
+    keys = clusters(1000, 8)
+    queries = np.random.default_rng(5).standard_normal((30, 8)).astype(np.float32)
+    truth = np.argsort(brute_force(keys, queries), axis=1, kind="stable")[:, :5]
+    for index_type in TYPES:
+        kb = KnowledgeBase.open(build(tmp_path / index_type, keys, index_type=index_type))
+        assert np.array_equal(kb.search(queries, 5, exact=True).indices, truth)
+        found = kb.search(queries, 5).indices
+        share = np.mean([len(set(a) & set(b)) / 5 for a, b in zip(found.tolist(), truth.tolist(), strict=True)])
+        assert kb.recall(queries, 5) == pytest.approx(share)
+        flat = kb.flat_keys()
+        assert (flat is None) == (index_type != "flat")
+        if flat is not None:
+            assert np.array_equal(flat, keys)
+    with pytest.raises(ValueError, match="queries must not be empty"):
+        kb.recall(queries[:0])
+
+
+def test_an_index_on_a_gpu_is_tried_in_another_process(tmp_path, build, clusters, monkeypatch):
+    from rapid_index import gpu, move_to_gpu
+
+    kb = KnowledgeBase.open(build(tmp_path / "kb", clusters(400, 8), index_type="ivf"))
+    before = kb.search(clusters(20, 8, seed=1)).indices
+    gpu.gpu_problem.cache_clear()
+    problem = move_to_gpu(kb, 0)
+    assert "\n" not in problem
+    if not hasattr(rapid_index.keys.load_faiss(), "StandardGpuResources"):
+        assert problem == "the installed faiss is built for CPUs alone (pip install 'rapid[gpu]')"
+        # one that says it has a GPU part, and ends the process that tries it
+        monkeypatch.setattr(rapid_index.keys.load_faiss(), "StandardGpuResources", object, raising=False)
+        gpu.gpu_problem.cache_clear()
+        assert "does not work on GPU 0" in move_to_gpu(kb, 0, beside="import os; os.abort()")
+        gpu.gpu_problem.cache_clear()
+        assert np.array_equal(kb.search(clusters(20, 8, seed=1)).indices, before)

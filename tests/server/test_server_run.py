@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import socket
 import time
@@ -99,6 +100,18 @@ def test_one_that_never_ends_its_request_is_let_go(private_bundle: Path) -> None
             assert httpx.post(f"{url}/generate", json={"count": 1}, timeout=30).status_code == 200
             slow[0].settimeout(60)
             assert slow[0].recv(100) == b""
+
+
+def test_an_altered_knowledge_base_ends_the_server(private_bundle: Path, tmp_path: Path) -> None:
+    """Its values are read while the server runs."""
+    copy = Path(shutil.copytree(private_bundle, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoints")))
+    values = copy / "knowledge_base" / "values.npy"
+    content = values.read_bytes()
+    values.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    done = run(*command(copy, 0))
+    assert done.returncode == 2
+    assert "values.npy: is missing or was altered; copy the bundle again" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_port_in_use(private_bundle: Path) -> None:

@@ -18,7 +18,7 @@ from rapid.data.subset import Images
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import info_nce
 from rapid.methods.rapid.networks import one_step_query
-from rapid.methods.rapid.retrieval import RetrievalAccuracy
+from rapid.methods.rapid.retrieval import Recall, RetrievalAccuracy
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.probe.features import probe_features
@@ -28,6 +28,8 @@ SAMPLE = 2000
 BATCH = 250
 LOSSY = 25.0
 """PSNR, dB, below which fine detail of small images is gone to the eye."""
+LOW_RECALL = 0.9
+"""Share of the nearest records that an approximate index finds, below which it is told what finds more."""
 STANDARD_ERRORS = 4.0
 """How far above chance a rate must lie to count."""
 
@@ -109,7 +111,11 @@ def probe_accuracy(probe: Probe, images: Images, labels: NDArray[np.int64], devi
 
 
 def findings(
-    psnr: float, encoder: Contrast | None, retrieval: RetrievalAccuracy | None, probe: Contrast | None
+    psnr: float,
+    encoder: Contrast | None,
+    retrieval: RetrievalAccuracy | None,
+    probe: Contrast | None,
+    recall: Recall | None = None,
 ) -> list[str]:
     """One line for each part of the bundle, with what to do where it does not work."""
     lines = [f"autoencoder: {psnr:.1f} dB on public images that it was not fitted to"]
@@ -124,6 +130,11 @@ def findings(
         line += f"{retrieval.chance:.1%}"
         if not retrieval_works(retrieval):
             line += ": it finds nothing at this k; objectives without retrieval lose nothing, or lower retrieval.k"
+        lines.append(line)
+    if recall is not None:
+        line = f"index: finds {recall.share:.1%} of the {recall.neighbours} nearest records of {recall.queries} queries"
+        if recall.share < LOW_RECALL:
+            line += "; knowledge_base.index_type=flat finds all, and hnsw mostly more than ivf"
         lines.append(line)
     if probe is not None:
         line = f"probe: {probe.value:.1%} of public images are nearest to their own class, by chance {probe.chance:.1%}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from rapid.errors import InputError
 from rapid.methods.rapid.moments import ClassMoments
 from rapid.methods.rapid.neighbours import ClassRecords, choose_neighbours
 from rapid.methods.rapid.parts import Parts
+from rapid.methods.rapid.search import Search, open_search
 from rapid.methods.rapid.settings import GenerationSettings
 from rapid.nn import Denoiser
 from rapid.runtime import place
@@ -271,10 +273,14 @@ class RapidSampler:
 
     def _nearest(self, streams: Streams, query: Tensor) -> NDArray[np.int64]:
         """One of the nearest records of each query."""
-        keys = self._encoder(query).cpu().numpy()
+        keys = self._encoder(query)
         neighbours = self._settings.private.neighbours
         uniforms = np.array([stream.random() for stream in streams]) if neighbours > 1 else None
-        return choose_neighbours(self._parts.knowledge_base, keys, neighbours, uniforms)
+        return choose_neighbours(self._search, keys, neighbours, uniforms)
+
+    @cached_property
+    def _search(self) -> Search:
+        return open_search(self._parts.knowledge_base, self.device, gpu_index=self.settings.gpu_index)
 
     @property
     def _queries(self) -> bool:

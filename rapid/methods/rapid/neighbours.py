@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from rapid_index import KnowledgeBase
+from torch import Tensor
+
+from rapid.methods.rapid.search import Search
 
 
 def choose_neighbours(
-    knowledge_base: KnowledgeBase,
-    queries: NDArray[np.float32],
+    search: Search,
+    queries: Tensor,
     neighbours: int,
     uniforms: NDArray[np.floating] | None,
 ) -> NDArray[np.int64]:
     """One of the nearest records of each query.
 
     Args:
-        knowledge_base: where to search.
-        queries: float32 (n, key_dim).
+        search: of the knowledge base.
+        queries: float (n, key_dim), on any device.
         neighbours: how many of the nearest to choose from, 1 <= neighbours <= records.
         uniforms: independent numbers from [0, 1), (n,); None takes the nearest.
 
@@ -25,8 +27,8 @@ def choose_neighbours(
         Indices into the knowledge base, int64 (n,).
     """
     if uniforms is None:
-        return knowledge_base.search(queries).indices[:, 0]
-    indices = knowledge_base.search(queries, neighbours).indices
+        return search.nearest(queries, 1)[:, 0]
+    indices = search.nearest(queries, neighbours)
     rank = np.minimum((uniforms * neighbours).astype(np.int64), neighbours - 1)
     return indices[np.arange(len(indices)), rank]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from rapid.diffusion import Schedule
 from rapid.diffusion.losses import noise_prediction_loss, retrieval_loss
 from rapid.dp.randomness import Randomness
 from rapid.methods.rapid.neighbours import choose_neighbours
+from rapid.methods.rapid.search import Search, open_search
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser, TrajectoryEncoder
 
@@ -52,6 +54,10 @@ class Retriever:
     k: int
     neighbours: int = 1
 
+    @cached_property
+    def _search(self) -> Search:
+        return open_search(self.knowledge_base, next(self.encoder.parameters()).device)
+
     @torch.no_grad()
     def retrieve(self, latents: Tensor, eps: Tensor, pick: Tensor | None = None) -> Tensor:
         """Values of step v whose keys are nearest to the keys of latents diffused to k with `eps`; float (n, c, h, w).
@@ -62,10 +68,8 @@ class Retriever:
         x_k = self.schedule.diffuse(latents, eps, t)
         noise = self.denoiser(x_k, t, self.denoiser.null_labels(len(latents)))
         denoised = self.schedule.denoise(x_k, noise, t)
-        queries = self.encoder(denoised).float().cpu().numpy()
-        indices = choose_neighbours(
-            self.knowledge_base, queries, self.neighbours, None if pick is None else pick.numpy()
-        )
+        queries = self.encoder(denoised)
+        indices = choose_neighbours(self._search, queries, self.neighbours, None if pick is None else pick.numpy())
         return torch.from_numpy(self.knowledge_base.values(indices)).to(denoised.device)
 
 

@@ -33,7 +33,7 @@ from rapid.methods.rapid.networks import (
     train_denoiser,
     train_encoder,
 )
-from rapid.methods.rapid.retrieval import RetrievalAccuracy, measure_retrieval
+from rapid.methods.rapid.retrieval import Recall, RetrievalAccuracy, measure_recall, measure_retrieval
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.methods.rapid.subspace import NAME as SUBSPACE
 from rapid.methods.rapid.subspace import VIEWS, Subspace, SubspaceRecipe, fit_subspace
@@ -71,12 +71,14 @@ def train_public(builder: BundleBuilder, public: PublicImages, settings: RapidSe
     hashes = {name: builder.hash_of(name) for name in ("autoencoder", "denoiser", "encoder")}
     stage.knowledge_base(models, hashes)
     builder.add("thumbnails", Thumbnails(thumbnails(public.images.images)))
-    opened = KnowledgeBase.open(builder.out / NAME, hashes)
-    accuracy = stage.retrieval_accuracy(models, opened)
+    opened = KnowledgeBase.open(builder.out / NAME, hashes, verify=False)
+    accuracy, found = stage.retrieval_accuracy(models, opened), stage.recall(models, opened)
     facts = public_facts(settings, len(opened))
     if accuracy is not None:
         facts["retrieval"] = accuracy._asdict()
-    facts["quality"], lines = stage.quality(models, probe, accuracy)
+    if found is not None:
+        facts["recall"] = found._asdict()
+    facts["quality"], lines = stage.quality(models, probe, accuracy, found)
     return Description(_about(settings, lines), facts, len(pre), len(reference), tuple(lines))
 
 
@@ -260,8 +262,16 @@ class _Stage:
         images, labels = Subset(self.public.images.images, self.pre), self.labels[self.pre]
         return measure_retrieval(schedule, self.settings.retrieval.k, images, labels, models, opened, self.device)
 
+    def recall(self, models: Models, opened: KnowledgeBase) -> Recall | None:
+        """How many of the nearest records an approximate index finds; None for an exact one."""
+        if self.settings.knowledge_base.index_type == "flat":
+            return None
+        schedule = Schedule.build(self.settings.schedule).to(self.device)
+        images = Subset(self.public.images.images, self.pre)
+        return measure_recall(schedule, self.settings.retrieval.k, images, models, opened, self.device)
+
     def quality(
-        self, models: Models, probe: Probe | None, accuracy: RetrievalAccuracy | None
+        self, models: Models, probe: Probe | None, accuracy: RetrievalAccuracy | None, recall: Recall | None
     ) -> tuple[dict[str, Any], list[str]]:
         """What public images tell about the parts: as facts, and in words."""
         images = self.public.images.images
@@ -269,7 +279,7 @@ class _Stage:
         psnr = autoencoder_psnr(models[0], reference, self.device)
         contrast = encoder_loss(self.settings, models, pre, self.device)
         known = None if probe is None else probe_accuracy(probe, reference, self.labels[self.reference], self.device)
-        return as_facts(psnr, contrast, known), findings(psnr, contrast, accuracy, known)
+        return as_facts(psnr, contrast, known), findings(psnr, contrast, accuracy, known, recall)
 
 
 def _about(settings: RapidSettings, lines: Sequence[str]) -> str:

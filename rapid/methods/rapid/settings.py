@@ -106,6 +106,11 @@ class GenerationSettings(SamplingSettings):
     epsilon_scale: float = Field(
         1.0, gt=0, description="the noise that is predicted is divided by this; more than 1: more varied, less clean"
     )
+    gpu_index: bool = Field(
+        False,
+        description="with a knowledge base of index type ivf on --device cuda: let faiss search it on the GPU, where "
+        "the installed faiss can; an image may then depend on those made beside it",
+    )
 
 
 class DistillationSettings(Section):

@@ -19,7 +19,7 @@ from rapid.methods.rapid.diagnosis import (
     probe_accuracy,
     retrieval_works,
 )
-from rapid.methods.rapid.retrieval import RetrievalAccuracy
+from rapid.methods.rapid.retrieval import Recall, RetrievalAccuracy
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.probe.network import Probe
@@ -96,6 +96,13 @@ def test_what_does_not_work_is_said() -> None:
     assert len(good) == 2
     assert "coarse" not in good[0]
     assert "train" not in good[1]
+
+
+@pytest.mark.parametrize(("share", "advice"), [(0.85, True), (0.93, False)])
+def test_recall_of_an_approximate_index_is_said(share: float, advice: bool) -> None:
+    line = findings(33.0, None, None, None, Recall(200, 10, share))[-1]
+    assert line.startswith(f"index: finds {share:.1%} of the 10 nearest records of 200 queries")
+    assert ("index_type=flat" in line) is advice
 
 
 def test_the_lines_are_on_the_card_and_in_the_facts(public: Bundle) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -11,6 +12,7 @@ from scipy import stats
 from rapid.bundle import Bundle
 from rapid.methods.rapid.knowledge_base import open_knowledge_base
 from rapid.methods.rapid.neighbours import ClassRecords, choose_neighbours
+from rapid.methods.rapid.search import open_search
 
 
 def test_frequencies_are_likeness_times_even_within_a_class() -> None:
@@ -46,12 +48,13 @@ def test_only_records_of_classes_with_a_weight(
 def test_one_of_the_nearest_is_drawn_evenly(private: Bundle) -> None:
     base = open_knowledge_base(private)
     rng = np.random.default_rng(0)
-    queries = np.repeat(rng.normal(size=(1, base.manifest.key_dim)).astype(np.float32), 3000, axis=0)
-    nearest = base.search(queries[:1], 4).indices[0]
-    assert (choose_neighbours(base, queries, 4, None) == nearest[0]).all()
-    found = choose_neighbours(base, queries, 4, rng.random(3000))
+    own = np.repeat(rng.normal(size=(1, base.manifest.key_dim)).astype(np.float32), 3000, axis=0)
+    search, queries = open_search(base, torch.device("cpu")), torch.from_numpy(own)
+    nearest = base.search(own[:1], 4).indices[0]
+    assert (choose_neighbours(search, queries, 4, None) == nearest[0]).all()
+    found = choose_neighbours(search, queries, 4, rng.random(3000))
     assert stats.chisquare([(found == record).sum() for record in nearest]).pvalue > 1e-4
-    assert choose_neighbours(base, queries[:2], 4, np.array([0.0, np.nextafter(1, 0)])).tolist() == [
+    assert choose_neighbours(search, queries[:2], 4, np.array([0.0, np.nextafter(1, 0)])).tolist() == [
         nearest[0],
         nearest[3],
     ]

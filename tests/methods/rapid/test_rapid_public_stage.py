@@ -216,6 +216,22 @@ def test_networks_of_another_bundle(
     np.testing.assert_array_equal(*values)
 
 
+def test_recall_of_an_approximate_index_is_measured(
+    tmp_path: Path, public_bundle: Path, letters: Path, tiny_settings: RapidSettings
+) -> None:
+    """18 records are one list, in which everything is found."""
+    settings = apply_overrides(tiny_settings.model_dump(mode="json"), ["knowledge_base.index_type=ivf"])
+    bundle = build_public_bundle([letters], tmp_path / "out", settings, CPU, resume=False, networks=public_bundle)
+    assert bundle.config.facts["recall"] == {"queries": 42, "neighbours": 10, "share": 1.0}
+    assert "index: finds 100.0% of the 10 nearest records of 42 queries" in bundle.config.facts["findings"]
+    assert "recall" not in Bundle.open(public_bundle, "base").config.facts
+    exact = open_knowledge_base(Bundle.open(public_bundle, "base"))
+    queries = np.random.default_rng(0).standard_normal((20, exact.manifest.key_dim)).astype(np.float32)
+    np.testing.assert_array_equal(
+        open_knowledge_base(bundle).search(queries, 3).indices, exact.search(queries, 3).indices
+    )
+
+
 def test_networks_of_other_images(
     tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: RapidSettings
 ) -> None:
