@@ -8,9 +8,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
-PhysicalBatch = Annotated[int, Field(ge=1)] | Literal["auto"]
+
+def _number_or_auto(value: object) -> object:
+    # by itself, because a union's errors name its members
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError("use a whole number of at least 1, or auto")
+
+
+PhysicalBatch = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
 ANY_BATCH = 256
 """Draws at a time where `auto` is chosen and nothing is measured."""
 
