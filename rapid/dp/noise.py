@@ -38,6 +38,8 @@ logarithm, root, sine, cosine (4 units in the last place each), of the angle and
 all. A standard deviation has at most 2^11 steps: less than 2^-27 in all, half of ERROR. The sum is exact; adding it
 rounds by 2^-53 of the result.
 """
+FAR, NEAR = 4.709, 1.73e-4
+"""Radii of U's that are certainly from FIRST on and below LAST, where it is sqrt(32 ln 2) = 4.7096 and 1.7264e-4."""
 SMALL_ERROR = 2.0**10
 """Below FIRST, SMALL_ERROR / (bits of U) is added: unknown bits change -ln U by at most 1 / (2 bits), the radius, which
 is at least 4.7, by at most 1 / (9.4 bits), and the noisy sum by 2^11 times that. Roundings are as above: the radius is
@@ -147,14 +149,18 @@ def _rounded(shift: Tensor, scale: float, bits: Tensor) -> tuple[Tensor, list[Op
     result = (value + 0.5).floor_()
     gap = torch.sub(value, result, out=value).abs_()
     size = result.abs().add_(1)
-    odd = (first < FIRST) | (first >= LAST)
-    unclear = gap >= torch.mul(size, -RELATIVE_ERROR).add_(0.5 - ERROR)
-    unclear[:, :half] |= odd
-    unclear[:, half:] |= odd[:, : count - half]
-    places = unclear.nonzero()
-    if not len(places):
+    # extremes first: comparing each number takes far longer, and in most blocks none is uncertain
+    places = [torch.zeros(0, 2, dtype=torch.int64, device=shift.device)]
+    if not float(gap.amax()) < 0.5 - ERROR - RELATIVE_ERROR * float(size.amax()):
+        places.append((gap >= torch.mul(size, -RELATIVE_ERROR).add_(0.5 - ERROR)).nonzero())
+    if not (float(radius.amax()) < FAR * scale and float(radius.amin()) > NEAR * scale):
+        pairs = ((first < FIRST) | (first >= LAST)).nonzero()
+        both = torch.cat([pairs, pairs + torch.tensor([0, half], device=pairs.device)])
+        places.append(both[both[:, 1] < count])
+    if not sum(map(len, places)):
         return result, []
-    block, index = places.unbind(1)
+    uncertain = torch.cat(places).unique(dim=0)
+    block, index = uncertain.unbind(1)
     columns = [gap[block, index], size[block, index], shift[block, index]]
     columns += [own[block, index % half] for own in (first, second)]
     open_ = []
