@@ -70,6 +70,19 @@ def place(network: Network, device: torch.device) -> Network:
     return placed
 
 
+def autocast(precision: str, device: torch.device) -> torch.autocast:
+    """Matrix products and convolutions in bfloat16 where `precision` asks for it, in a forward pass.
+
+    Args:
+        precision: "float32", "bfloat16" or "auto": bfloat16 on GPUs that have it.
+        device: of the network.
+    """
+    enabled = precision == "bfloat16"
+    if precision == "auto" and device.type == "cuda":
+        enabled = torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
+
+
 class Interruption:
     """Turns SIGINT (Ctrl-C) and SIGTERM into KeyboardInterrupt and remembers that one came.
 

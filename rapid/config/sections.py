@@ -6,9 +6,29 @@ A method's settings (`rapid.methods.NAME.settings`) are a `MethodSettings` made 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+
+def _number_or_auto(value: object) -> object:
+    # by itself, because a union's errors name its members
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError("use a whole number of at least 1, or auto")
+
+
+PhysicalBatch = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
+ANY_BATCH = 256
+"""Draws at a time where `auto` is chosen and nothing is measured."""
 
 
 class Section(BaseModel):
@@ -25,6 +45,19 @@ class Training(Section):
     learning_rate: float = Field(1e-3, gt=0)
     warmup_steps: int = Field(50, ge=0, description="linear rise of the learning rate; it falls to 0 by a cosine")
     ema_decay: float = Field(0.999, ge=0, lt=1)
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="of matrix products and convolutions; auto: bfloat16 on GPUs that have it, float32 on CPUs. "
+        "The trajectory encoder is always trained in float32",
+    )
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the default precision, which the records of earlier versions do not name."""
+        found: dict[str, Any] = handler(self)
+        if self.precision == "auto":
+            found.pop("precision", None)
+        return found
 
 
 class ImageSettings(Section):
@@ -175,7 +208,12 @@ class PrivateSettings(Section):
     noise_source: Literal["chacha20", "device"] = Field(
         "chacha20", description="chacha20: a stream cipher; device: the GPU's own generator, faster, not cryptographic"
     )
-    checkpoint_seconds: float = Field(60.0, ge=0, description="how often the training state is saved")
+    checkpoint_seconds: float = Field(
+        60.0,
+        ge=0,
+        description="how often the training state is saved; less often where saving takes over 2 % of the time; "
+        "0: after each step",
+    )
 
 
 class DpSgdSettings(PrivateSettings):
@@ -196,14 +234,23 @@ class DpSgdSettings(PrivateSettings):
     noise_band: int = Field(
         1, ge=1, description="steps over which the noise is correlated, while images take turns; 1: independent noise"
     )
-    physical_batch: int = Field(256, ge=1, description="draws in memory at a time: never changes what is released")
+    physical_batch: PhysicalBatch = Field(
+        256, description="draws in memory at a time, or auto, as many as fit: never changes what is released"
+    )
     pad_batches: bool = Field(
         False,
         description="compute as many gradients in each step, so that its time does not tell the size of the batch",
     )
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of the network's forward and backward pass; clipped sums and noise are float64"
+        "float32",
+        description="of the network's forward and backward pass; clipped sums and noise are float64. "
+        "bfloat16: on GPUs only",
     )
+
+    @property
+    def draws_at_a_time(self) -> int:
+        """`physical_batch`, or a moderate number for `auto`: for what is not measured."""
+        return self.physical_batch if isinstance(self.physical_batch, int) else ANY_BATCH
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

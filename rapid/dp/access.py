@@ -21,6 +21,7 @@ from rapid.dp.attempts import Attempt
 from rapid.dp.budget import Budget
 from rapid.dp.execution import Execution
 from rapid.dp.mechanism import PrivateMechanism
+from rapid.dp.physical import measured_physical_batch
 from rapid.dp.queries import noisy_sum
 from rapid.dp.randomness import Randomness, randomness_for
 from rapid.dp.ranks import Ranks
@@ -217,12 +218,15 @@ class PrivateAccess:
         trainer.load_state_dict(
             self.ranks.broadcast_state((checkpoint.load() if checkpoint else None) or trainer.state_dict())
         )
+        physical_batch = how.physical_batch or measured_physical_batch(
+            trainer.network, losses, data, release.spec, autocast=how.autocast
+        )
         secret = Randomness()
         mechanism = PrivateMechanism(
             release,
             trainer.network,
             lambda indices: losses(*take(data, self._units.draw(indices, secret))),
-            physical_batch=how.physical_batch,
+            physical_batch=physical_batch,
             autocast=how.autocast,
             steps_taken=trainer.steps_done,
             ranks=self.ranks,

@@ -12,14 +12,14 @@ class Execution:
     """How a private training runs. None of this changes what is released.
 
     Attributes:
-        physical_batch: losses in memory at a time.
+        physical_batch: losses in memory at a time; None: measured (see `rapid.dp.physical`).
         autocast: run the network in bfloat16; norms, sums and noise stay float64.
-        checkpoint_seconds: seconds between two checkpoints.
+        checkpoint_seconds: seconds between two checkpoints, at least (see `rapid.training.checkpoint.pause_seconds`).
         noise_source: of `rapid.dp.randomness.NOISE_SOURCES`.
         pad_batches: compute as many gradients in each step, whatever is drawn; see `rapid.dp.padding`.
     """
 
-    physical_batch: int = 256
+    physical_batch: int | None = 256
     autocast: bool = False
     checkpoint_seconds: float = 60.0
     noise_source: str = "chacha20"
@@ -30,7 +30,7 @@ class Execution:
         """As the settings of a method's private stage say."""
         autocast = settings.precision == "bfloat16"
         return cls(
-            settings.physical_batch,
+            settings.physical_batch if isinstance(settings.physical_batch, int) else None,
             autocast,
             settings.checkpoint_seconds,
             settings.noise_source,

@@ -13,9 +13,9 @@ import os
 from typing import Protocol
 
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
+from rapid.dp.cipher import KEY_BYTES, KeyStream
 from rapid.dp.noise import add_noise, round_to_grid
 
 NOISE_SOURCES = {
@@ -38,11 +38,7 @@ class SystemStream:
 
     def __call__(self, count: int) -> bytearray:
         """Take `count` bytes, at most 256 GiB (the counter of ChaCha20)."""
-        nonce = bytes(16)
-        cipher = Cipher(algorithms.ChaCha20(os.urandom(32), nonce), None).encryptor()
-        taken = bytearray(count)
-        cipher.update_into(taken, taken)
-        return taken
+        return KeyStream(os.urandom(KEY_BYTES)).read(0, count)
 
 
 class Randomness:
@@ -69,8 +65,11 @@ class Randomness:
         return bits.double().add_(1).mul_(2.0**-53)
 
     def add_noise(self, total: Tensor, stddev: float) -> None:
-        """Add Gaussian noise to float64 (n,), in place, and round to the grid; see `rapid.dp.noise.add_noise`."""
-        add_noise(total, stddev, self.words)
+        """Add Gaussian noise to float64 (n,), in place, and round to the grid; see `rapid.dp.noise.add_noise`.
+
+        The byte stream gives the key of a stream cipher, of which any part can be computed at once, on any device.
+        """
+        add_noise(total, stddev, KeyStream(self._stream(KEY_BYTES)), self.words)
 
     def normal(self, count: int) -> Tensor:
         """float32 (count,), standard normal, on the CPU: for draws within losses, not for noise."""

@@ -17,12 +17,13 @@ class ReleaseCheckpoint(Checkpoint):
     """The state of one release, stored with the numbers of the release.
 
     A save is due when the interval is over, and when the steps that the ledger was charged for are taken. Steps are
-    charged ahead for about one interval, at the rate that was measured since the last save.
+    charged ahead for about one interval, at the rate that was measured since the last save. The interval grows where
+    saves take long (see `rapid.training.checkpoint.pause_seconds`), and what is charged ahead grows with it.
 
     Args:
         folder: of the run.
         release: whose state it is.
-        interval: seconds between two saves.
+        interval: seconds between two saves, at least.
         attempt: that is charged for the steps.
     """
 
@@ -49,13 +50,14 @@ class ReleaseCheckpoint(Checkpoint):
             super().save_if_due(state)
             return
         seconds = self.seconds_since_save
-        if not attempt.used_up(self._name) and seconds <= self._interval:
+        if not attempt.used_up(self._name) and seconds <= self.pause:
             return
         done = attempt.begun(self._name)
-        ahead = int((done - self._steps_saved) * self._interval / max(seconds, 1e-6))
-        self.save(state())
+        taken = done - self._steps_saved
+        self.save_timed(state)
         if done < self._steps:
-            attempt.allow(self._name, done + max(1, ahead))
+            # the pause that begins now: this save may have told that it must be longer
+            attempt.allow(self._name, done + max(1, int(taken * self.pause / max(seconds, 1e-6))))
 
     def load(self) -> dict[str, Any] | None:
         """The saved state, or None if there is none.

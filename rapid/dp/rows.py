@@ -69,7 +69,7 @@ def apply(function: Rows, tensors: Sequence[PrivateTensor], *, title: str = "", 
             result.append(found)
             progress.advance(len(rows[0]))
         # normalisation layers reject empty batches, so a black image gives the shape
-        return result.all if count else function(*_black(tensors))[:0]
+        return result.all if count else function(*black(tensors))[:0]
 
 
 def apply_scalar(function: Rows, tensors: Sequence[PrivateTensor], *, title: str = "", shown: bool = True) -> Tensor:
@@ -83,12 +83,12 @@ def apply_scalar(function: Rows, tensors: Sequence[PrivateTensor], *, title: str
 def row_shape(function: Rows, tensors: Sequence[PrivateTensor]) -> tuple[int, ...]:
     """The shape of one row of a function's result; public, because it is computed from a black image."""
     with torch.no_grad():
-        return tuple(function(*_black(tensors)).shape[1:])
+        return tuple(function(*black(tensors)).shape[1:])
 
 
-def _black(tensors: Sequence[PrivateTensor]) -> list[Tensor]:
-    """One row of zeros for each tensor."""
-    return [tensor._rows.new_zeros((1, *tensor._rows.shape[1:])) for tensor in tensors]
+def black(tensors: Sequence[PrivateTensor], count: int = 1) -> list[Tensor]:
+    """Rows of zeros for each tensor, (count, ...); public."""
+    return [tensor._rows.new_zeros((count, *tensor._rows.shape[1:])) for tensor in tensors]
 
 
 def _check_rows(function: Rows, rows: Sequence[Tensor], result: Tensor) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from rapid.bundle import Bundle, BundleConfig, Component, is_finished, write_bundle
 from rapid.bundle.card import private_card
-from rapid.config.sections import MethodSettings
+from rapid.config.sections import DpSgdSettings, MethodSettings
 from rapid.data import ImageSet, fit_images, load_images
 from rapid.data.classes import UNDECLARED, UNDECLARED_NOTE
 from rapid.data.units import ONE_IMAGE, ONE_PERSON, PeopleFrom
@@ -208,6 +208,9 @@ def method_and_base(
     method = find_method(settings.method)
     if settings.private.noise_source == "device" and device.type == "cpu":
         raise InputError("private.noise_source", "is for --device cuda; use chacha20 on a CPU", "device")
+    if isinstance(settings.private, DpSgdSettings) and settings.private.precision != "float32" and device.type == "cpu":
+        problem = "is not offered on CPUs, where it is no faster; use float32"
+        raise InputError("private.precision", problem, settings.private.precision)
     if method.has_public_stage and base is None and not isinstance(method, OptionalBase):
         raise InputError("base", f"{method.name} needs a public bundle; make one with rapid build-kb")
     if not method.has_public_stage and base is not None:

@@ -13,6 +13,22 @@ from rapid.errors import RapidError
 from rapid.files import replacing
 
 INTERVAL_SECONDS = 60.0
+SHARE = 0.02
+"""Largest share of the time that saves at intervals take."""
+LONGEST_SECONDS = 1800.0
+"""What a crash may cost at most because saves are slow."""
+
+
+def pause_seconds(interval: float, cost: float) -> float:
+    """Seconds between two saves: `interval`, or more where saves take more than `SHARE` of the time.
+
+    Args:
+        interval: as it was asked for; 0 or less: a save after every step, whatever it takes.
+        cost: seconds that the last save took.
+    """
+    if interval <= 0:
+        return interval
+    return max(interval, min(cost / SHARE, LONGEST_SECONDS))
 
 
 class Checkpoint:
@@ -20,13 +36,14 @@ class Checkpoint:
 
     Args:
         path: the file.
-        interval: seconds between two saves of `save_if_due`.
+        interval: seconds between two saves of `save_if_due`, at least; see `pause_seconds`.
     """
 
     def __init__(self, path: Path, interval: float = INTERVAL_SECONDS) -> None:
         self.path = path
         self._interval = interval
         self._saved = time.monotonic()
+        self._cost = 0.0
 
     def load(self) -> dict[str, Any] | None:
         """The saved state, or None if there is none.
@@ -52,9 +69,20 @@ class Checkpoint:
         self._saved = time.monotonic()
 
     def save_if_due(self, state: Callable[[], dict[str, Any]]) -> None:
-        """Save if the last save was `interval` ago; `state` is called only then."""
-        if self.seconds_since_save > self._interval:
-            self.save(state())
+        """Save if the last save was `pause` ago; `state` is called only then."""
+        if self.seconds_since_save > self.pause:
+            self.save_timed(state)
+
+    def save_timed(self, state: Callable[[], dict[str, Any]]) -> None:
+        """Save, and note how long that takes, for the next `pause`."""
+        begin = time.monotonic()
+        self.save(state())
+        self._cost = time.monotonic() - begin
+
+    @property
+    def pause(self) -> float:
+        """Seconds from the last save until the next one is due."""
+        return pause_seconds(self._interval, self._cost)
 
     @property
     def seconds_since_save(self) -> float:

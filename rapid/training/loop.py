@@ -14,7 +14,7 @@ from rapid.errors import Stopped
 from rapid.mapped import release
 from rapid.progress import Progress
 from rapid.stopping import check_stop
-from rapid.training.average import weight_average
+from rapid.training.average import WeightAverage
 from rapid.training.checkpoint import Checkpoint
 
 Backward = Callable[[int], str | None]
@@ -57,7 +57,7 @@ class Trainer:
         self.network = network
         self.optimizer = optimizer
         self.steps_done = 0
-        self._average = None if ema_decay is None else weight_average(network, ema_decay)
+        self._average = None if ema_decay is None else WeightAverage(network, ema_decay)
         self._parts: dict[str, Stateful] = {"network": network, "optimizer": optimizer, "scheduler": scheduler}
         if self._average is not None:
             self._parts["average"] = self._average

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rapid.config.sections import Training
+from rapid.runtime import autocast
 from rapid.training.checkpoint import Checkpoint
 from rapid.training.loop import Trainer, warmup_cosine
 from rapid.training.sam import backward_sharp
@@ -26,6 +27,7 @@ def train(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     rho: float = 0.0,
+    exact: bool = False,
 ) -> None:
     """Train `network` in place and leave the averaged weights in it, in evaluation mode.
 
@@ -39,11 +41,13 @@ def train(
         checkpoint: training continues from its state if there is one.
         optimizer: of those parameters; default: Adam.
         rho: radius of sharpness-aware minimisation (see `rapid.training.sam`); 0: without it.
+        exact: float32 whatever `settings.precision` says, for losses that bfloat16 would blur.
 
     Raises:
         Stopped: a stop was requested; the state is saved.
     """
     parameters = [p for p in network.parameters() if p.requires_grad]
+    precision = "float32" if exact else settings.precision
     optimizer = optimizer or torch.optim.Adam(parameters, lr=settings.learning_rate)
     warmup_steps = min(settings.warmup_steps, settings.steps // 2)
     scheduler = warmup_cosine(optimizer, settings.steps, warmup_steps=warmup_steps)
@@ -52,7 +56,11 @@ def train(
         trainer.load_state_dict(saved)
 
     def backward(step: int) -> str | None:
-        value = backward_sharp(parameters, lambda: loss(torch.Generator().manual_seed(step)), rho)
+        def forward() -> Tensor:
+            with autocast(precision, parameters[0].device):
+                return loss(torch.Generator().manual_seed(step))
+
+        value = backward_sharp(parameters, forward, rho)
         return f"loss {value.item():.4f}" if (step + 1) % SHOWN_EVERY == 0 else None
 
     network.train()

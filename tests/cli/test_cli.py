@@ -81,6 +81,8 @@ GENERATE = "generate --model {private} --count 2 --out {new}.npz"
         (TRAIN + " --set private.multiplicity=0", "private.multiplicity"),
         (TRAIN + " --set private.noise_source=dice", "private.noise_source"),
         (TRAIN + " --set private.noise_source=device --device cpu", "use chacha20 on a CPU"),
+        (TRAIN + " --set private.physical_batch=0", "use a whole number of at least 1, or auto"),
+        (TRAIN + " --set private.precision=bfloat16 --device cpu", "no faster; use float32"),
         (TRAIN + " --set private.group_size=101", "--set private.group_size=101"),
         (TRAIN + " --delta 0", "--delta"),
         (TRAIN + " --delta 1.5", "--delta"),

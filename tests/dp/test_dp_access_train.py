@@ -257,6 +257,17 @@ def test_between_steps_and_extra_state(tmp_path: Path) -> None:
     assert steps[5:] == [5] * (STEPS - 5)
 
 
+def test_a_measured_physical_batch_gives_the_same_weights(tmp_path: Path) -> None:
+    """Without noise: the sums are the same whatever the pieces."""
+    found = []
+    for batch in (None, 3):
+        network = network_of()
+        access = access_to(tmp_path / str(batch), noise_multiplier=0.0)
+        train(access, network, execution=Execution(physical_batch=batch))
+        found.append(weights(network))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
 def test_bfloat16_is_for_the_network_alone(tmp_path: Path) -> None:
     network = network_of()
     outputs = set()

@@ -29,7 +29,6 @@ from rapid.dp.budget import Budget, calibrate
 from rapid.dp.correlation import Correlation, coefficients, deal, noise_factor, noise_of_sums
 from rapid.dp.events import dp_sgd_event
 from rapid.dp.mechanism import PrivateMechanism
-from rapid.dp.noise import add_noise
 from rapid.dp.proposal import Proposal, choices
 from rapid.dp.randomness import Randomness
 from rapid.dp.releases import DpSgdSpec, QuerySpec, Release
@@ -177,7 +176,7 @@ def test_without_a_band_a_fixed_stream_gives_the_same_bits_as_before() -> None:
     for _ in range(3):
         batch = (source.uniform(48) <= 6 / 48).nonzero().flatten()
         total = plain._clipped_sum(batch)
-        add_noise(total, 2.0 * 0.5, source.words)
+        source.add_noise(total, 2.0 * 0.5)
         assert torch.equal(gradient(mechanism), (total / 6).float())
 
 

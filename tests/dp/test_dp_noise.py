@@ -14,8 +14,22 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rapid.dp.cipher import KeyStream
 from rapid.dp.mechanism import PrivateMechanism
-from rapid.dp.noise import BITS, FIRST, LAST, Words, _rounded, add_noise, grid_step, nearest
+from rapid.dp.noise import (
+    BITS,
+    BLOCK,
+    ERROR,
+    FIRST,
+    LAST,
+    LEAST,
+    SMALL_ERROR,
+    Words,
+    _rounded,
+    add_noise,
+    grid_step,
+    nearest,
+)
 from rapid.dp.queries import noisy_sum
 from rapid.dp.randomness import Randomness
 from rapid.dp.ranks import Ranks
@@ -77,35 +91,108 @@ def test_more_bits_are_drawn_until_the_nearest_is_known() -> None:
     assert nearest(0.0, 1024.0, 0, 1 << 50, sine=False, words=given_words(0, 0, 1 << 63, 5)) == 0
 
 
-@pytest.mark.parametrize("scale", [1024.0, 1700.3, 2047.99])
-def test_float64_and_unlimited_precision_agree(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What float64 decides, interval arithmetic decides alike; small sums and large ones."""
-    shift = torch.cat([torch.randn(1500, dtype=torch.float64) * 10**power for power in (0, 3, 7)])
-    quick = _rounded(shift, scale, seeded(3))
-    monkeypatch.setattr("rapid.dp.noise.ERROR", math.inf)
-    assert torch.equal(_rounded(shift, scale, seeded(3)), quick)
+def drawn_bits(count: int) -> Tensor:
+    """Bits of `count` pairs, int64 (1, 2, count): a third of the U's are small, the last ones edges."""
+    rng = np.random.default_rng(5)
+    bits = rng.integers(0, 1 << BITS, (2, count))
+    bits[0, : count // 3] = np.exp2(rng.uniform(26, 36, count // 3)).astype(np.int64)
+    bits[0, -6:] = (0, 1, LEAST, FIRST - 1, LAST, (1 << BITS) - 1)
+    return torch.from_numpy(bits << (64 - BITS))[None]
+
+
+@pytest.mark.parametrize(("scale", "count"), [(1024.0, 300), (1700.3, 301), (2047.99, 601)])
+def test_float64_and_unlimited_precision_agree(scale: float, count: int) -> None:
+    """What float64 decides, interval arithmetic decides alike; small sums and large ones, small U's and others."""
+    torch.manual_seed(0)
+    shift = torch.cat([torch.randn(count // 3, dtype=torch.float64) * 10**power for power in (0, 3, 7)])
+    shift = torch.cat([shift, torch.zeros(count - len(shift), dtype=torch.float64)])
+    half = (count + 1) // 2
+    bits = drawn_bits(half)
+    found, open_ = _rounded(shift[None], scale, bits)
+    left = {place for place, *_ in open_}
+    # the edges, and next to none besides
+    assert {half - 6, half - 5, half - 2, half - 1} <= left
+    assert len(left) < 12
+    first, second = (bits[0] >> (64 - BITS) & ((1 << BITS) - 1)).tolist()
+    for place in set(range(count)) - left:
+        pair, sine = place % half, place >= half
+        exact = nearest(float(shift[place]), scale, first[pair], second[pair], sine=sine, words=seeded(place))
+        assert exact == found[0, place]
+
+
+def test_what_is_open_keeps_its_numbers() -> None:
+    shift = torch.arange(8, dtype=torch.float64)[None] + 0.25
+    # of the last pair U is too small: both of its numbers are open
+    bits = torch.tensor([[[1 << 62, 3 << 61, 1 << 61, 5], [1 << 60, 1 << 61, 1 << 62, 77 << 12]]])
+    _, open_ = _rounded(shift, 1024.0, bits)
+    assert open_ == [(3, 3.25, 0, 77, False), (7, 7.25, 0, 77, True)]
+
+
+def test_blocks_together_are_the_blocks_alone() -> None:
+    torch.manual_seed(0)
+    shift, bits = torch.randn(5, 999, dtype=torch.float64), seeded(7)(5000).view(5, 2, 500)
+    # some that are open
+    bits[2:4, 0, :3] = 1
+    together, open_ = _rounded(shift, 1500.0, bits)
+    alone = [_rounded(shift[k : k + 1], 1500.0, bits[k : k + 1]) for k in range(5)]
+    assert torch.equal(together, torch.cat([result for result, _ in alone]))
+    assert open_ == [found._replace(place=999 * k + found.place) for k, (_, some) in enumerate(alone) for found in some]
+    assert len(open_) == 12
 
 
 def test_the_stated_error_is_generous() -> None:
-    """float64 against 80 digits, over U up to where interval arithmetic takes over."""
+    """float64 against 80 digits, over U from where to where interval arithmetic takes over."""
     rng = np.random.default_rng(4)
-    near = rng.integers(1, 1 << 20, (2, 300))
-    first = np.concatenate([rng.integers(FIRST, LAST, 1500), FIRST + near[0], LAST - near[1]])
+    near = rng.integers(1, 1 << 20, (3, 200))
+    small = np.exp2(rng.uniform(26, 36, 400)).astype(np.int64)
+    edges = [FIRST + near[0], LAST - near[1], LEAST + near[2], small]
+    first = np.concatenate([rng.integers(FIRST, LAST, 500), *edges])
     second = rng.integers(0, 1 << BITS, len(first))
-    radius = torch.from_numpy(first).double().add_(0.5).mul_(2.0**-BITS).log_().mul_(-2).sqrt_()
+    radius = torch.from_numpy(first).double().add_(0.5).mul_(2.0**-BITS).log_().mul_(-2 * 2048.0**2).sqrt_()
     angle = torch.from_numpy(second).double().add_(0.5).mul_(2.0**-BITS * 2 * math.pi)
-    found = radius * angle.cos() * 2048
+    found = radius * angle.cos()
     with mpmath.workdps(80):
         for k, (u, v) in enumerate(zip(first.tolist(), second.tolist(), strict=True)):
             ends = [gaussian(2 * u + a, 2 * v + b, BITS + 1, sine=False) * 2048 for a in (0, 2) for b in (0, 2)]
-            assert max(abs(end - float(found[k])) for end in ends) < 2.0**-26
+            # with a half to spare
+            stated = (ERROR + (SMALL_ERROR / u if u < FIRST else 0)) / 2
+            assert max(abs(end - float(found[k])) for end in ends) < stated
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_the_number_of_threads_changes_nothing(threads: int) -> None:
+    key, count = bytes(range(32)), 3 * BLOCK + 5
+    before = torch.get_num_threads()
+
+    def noise(threads: int) -> Tensor:
+        total = torch.linspace(-1, 1, count, dtype=torch.float64)
+        torch.set_num_threads(threads)
+        try:
+            add_noise(total, 0.7, KeyStream(key), seeded(1))
+            assert torch.get_num_threads() == threads
+        finally:
+            torch.set_num_threads(before)
+        return total
+
+    assert torch.equal(noise(threads), noise(1))
+
+
+def test_no_two_numbers_share_bits() -> None:
+    """Nothing repeats, neither within a block nor from one to the next, nor with another key."""
+    total = torch.zeros(2 * BLOCK + 7, dtype=torch.float64)
+    add_noise(total, 1.0, KeyStream(bytes(32)), seeded(1))
+    other = torch.zeros_like(total)
+    add_noise(other, 1.0, KeyStream(bytes(31) + b"x"), seeded(1))
+    for first, second in ((total[:BLOCK], total[BLOCK : 2 * BLOCK]), (total[:-1], total[1:]), (total, other)):
+        assert abs(stats.pearsonr(first.numpy(), second.numpy()).statistic) < 5 / len(first) ** 0.5
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.5, 123456.789])
 def test_probabilities_are_those_of_a_rounded_gaussian(shift: float) -> None:
     """Chi-square against intervals of the normal distribution, with few steps a standard deviation."""
     scale, count = 2.0, 200_000
-    drawn = _rounded(torch.full((count,), shift, dtype=torch.float64), scale, Randomness().words).numpy()
+    bits = Randomness().words(count).view(1, 2, count // 2)
+    drawn = _rounded(torch.full((1, count), shift, dtype=torch.float64), scale, bits)[0].flatten().numpy()
     points = np.floor(shift) + np.arange(-7, 9)
     cuts = np.concatenate([[-np.inf], points[:-1] + 0.5, [np.inf]])
     counts = np.histogram(np.clip(drawn, points[0], points[-1]), np.append(points - 0.5, points[-1] + 0.5))[0]
@@ -118,21 +205,24 @@ def test_probabilities_are_those_of_a_rounded_gaussian(shift: float) -> None:
 def test_sums_of_any_size(count: int, stddev: float) -> None:
     total = torch.linspace(-9, 9, count, dtype=torch.float64) * stddev
     before, step = total.clone(), grid_step(stddev)
-    add_noise(total, stddev, Randomness().words)
+    Randomness().add_noise(total, stddev)
     assert math.log2(step).is_integer()
     assert stddev / 2048 < step <= stddev / 1024
     assert torch.equal((total / step).frac(), torch.zeros_like(total))
-    if count > 1000:
+    # a zero has no sign, which would tell on which side of it the noisy sum was
+    assert not total[total == 0].signbit().any()
+    # several blocks and a part of one
+    if count > BLOCK:
         assert stats.kstest(((total - before) / stddev).numpy(), "norm").pvalue > 1e-5
 
 
 def test_no_noise_leaves_the_sum_and_absurd_noise_is_refused() -> None:
     total = torch.tensor([0.1, 0.2], dtype=torch.float64)
-    add_noise(total, 0.0, Randomness().words)
+    Randomness().add_noise(total, 0.0)
     assert total.tolist() == [0.1, 0.2]
     for stddev in (1e-300, 1e300, math.nan, -1.0):
         with pytest.raises(ValueError, match="standard deviation"):
-            add_noise(total, stddev, Randomness().words)
+            Randomness().add_noise(total, stddev)
 
 
 def classifier(present: bool) -> PrivateMechanism:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
-from rapid.dp.noise import CHUNK
+from rapid.dp.noise import BLOCK
 from rapid.dp.randomness import Randomness, SystemStream
 
 
@@ -57,10 +57,10 @@ def test_noise_has_the_right_tails() -> None:
     assert stats.chisquare(counts, expected * counts.sum() / expected.sum()).pvalue > 1e-6
 
 
-def test_chunks_are_independent() -> None:
-    first = torch.zeros(2 * CHUNK, dtype=torch.float64)
+def test_blocks_are_independent() -> None:
+    first = torch.zeros(2 * BLOCK, dtype=torch.float64)
     Randomness().add_noise(first, 1.0)
-    assert abs(stats.pearsonr(first[:CHUNK].numpy(), first[CHUNK:].numpy()).statistic) < 5 / CHUNK**0.5
+    assert abs(stats.pearsonr(first[:BLOCK].numpy(), first[BLOCK:].numpy()).statistic) < 5 / BLOCK**0.5
 
 
 @pytest.mark.parametrize("count", [0, 1, 64, 130, 1000])

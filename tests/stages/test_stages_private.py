@@ -44,14 +44,13 @@ def test_privacy_json_follows_from_the_plan(private_bundle: Path, tiny_settings:
     assert "differentially private" in (private_bundle / "README.md").read_text()
 
 
-def test_draws_precision_and_groups_are_options(
+def test_draws_and_groups_are_options(
     tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: RapidSettings
 ) -> None:
     chosen = apply_overrides(
         tiny_settings.model_dump(mode="json"),
         [
-            "private.multiplicity=3", "private.precision=bfloat16", "private.group_size=4",
-            "private.physical_batch=2",
+            "private.multiplicity=3", "private.group_size=4", "private.physical_batch=2",
         ],
     )  # fmt: skip
     out = tmp_path / "out"

@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rapid.config.sections import Training
 from rapid.errors import RapidError, Stopped
 from rapid.stopping import request_stop, stop_on_signal, stop_requested
 from rapid.training import Checkpoint, Trainer
-from rapid.training.average import weight_average
+from rapid.training.average import WeightAverage
+from rapid.training.checkpoint import pause_seconds
 from rapid.training.loop import warmup_cosine
 from rapid.training.public import train
 
@@ -141,11 +143,42 @@ def test_an_average_that_saw_no_step_is_not_used() -> None:
 
 def test_buffers_are_copied_not_averaged() -> None:
     network = nn.BatchNorm1d(2)
-    average = weight_average(network, 0.9)
+    average = WeightAverage(network, 0.9)
     for value in (1.0, 5.0):
         network.running_mean.fill_(value)
         average.update_parameters(network)
     assert (average.module.running_mean == 5).all()
+
+
+class Calls(TorchDispatchMode):
+    """Notes the operations that change tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function._schema.name.endswith("_"):
+            self.names.append(function._schema.name.removeprefix("aten::"))
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_average_is_that_of_the_definition_in_one_call_a_step() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(*(nn.Linear(3, 3) for _ in range(20)))
+    average, expected = WeightAverage(network, 0.4), [torch.zeros(())] * 40
+    for n in range(1, 6):
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.copy_(torch.randn_like(parameter))
+        decay = 0.0 if n == 1 else min(0.4, (1 + n) / (10 + n))
+        expected = [decay * e + (1 - decay) * p.detach() for e, p in zip(expected, network.parameters(), strict=True)]
+        with Calls() as calls:
+            average.update_parameters(network)
+        # the second counts the updates
+        assert calls.names == ["_foreach_copy_" if n == 1 else "_foreach_lerp_", "add_"]
+    for found, own in zip(average.module.parameters(), expected, strict=True):
+        torch.testing.assert_close(found.detach(), own)
 
 
 def test_between_steps_sees_whole_steps() -> None:
@@ -153,6 +186,43 @@ def test_between_steps_sees_whole_steps() -> None:
     trainer = trainer_of(network)
     trainer.run(3, fill(network), title="test", between_steps=lambda done: seen.append((done, trainer.steps_done)))
     assert seen == [(1, 1), (2, 2), (3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("precision", "exact", "expected"),
+    [
+        ("auto", False, torch.float32),
+        ("float32", False, torch.float32),
+        ("bfloat16", False, torch.bfloat16),
+        ("bfloat16", True, torch.float32),
+    ],
+)
+def test_precision_is_that_of_the_forward_pass(
+    tmp_path: Path, precision: str, exact: bool, expected: torch.dtype
+) -> None:
+    """On the CPU `auto` is float32. The weights stay float32, and so does what the optimiser keeps."""
+    network, seen = nn.Linear(4, 3), []
+    x, target = torch.randn(8, 4), torch.randn(8, 3)
+
+    def loss(generator: torch.Generator) -> Tensor:
+        found = network(x)
+        seen.append(found.dtype)
+        return (found - target).square().mean()
+
+    chosen = Training(steps=3, precision=precision)  # type: ignore[arg-type]
+    train("test", network, loss, chosen, Checkpoint(tmp_path / "state.pt"), exact=exact)
+    assert seen == [expected] * 3
+    state = torch.load(tmp_path / "state.pt")
+    tensors = [*state["network"].values(), *state["average"].values(), state["optimizer"]["state"][0]["exp_avg"]]
+    assert {tensor.dtype for tensor in tensors} <= {torch.float32, torch.int64}
+
+
+def test_the_default_precision_leaves_records_as_they_were() -> None:
+    """Components of earlier versions are reused by the hash of their settings."""
+    assert "precision" not in Training().model_dump()
+    chosen = Training(precision="bfloat16")
+    assert Training.model_validate(chosen.model_dump()) == chosen
+    assert Training.model_validate(Training().model_dump()).precision == "auto"
 
 
 def test_other_state_is_saved_and_restored(tmp_path: Path) -> None:
@@ -228,6 +298,38 @@ def test_a_checkpoint_is_saved_at_intervals(tmp_path: Path) -> None:
     checkpoint.remove()
     checkpoint.remove()
     assert checkpoint.load() is None
+
+
+@pytest.mark.parametrize(
+    ("interval", "cost", "expected"),
+    [
+        (60.0, 0.0, 60.0),
+        (60.0, 1.2, 60.0),
+        (60.0, 3.0, 150.0),
+        (60.0, 36.0, 1800.0),
+        (60.0, 1e4, 1800.0),
+        (3600.0, 1e4, 3600.0),
+        (0.0, 5.0, 0.0),
+        (-1.0, 5.0, -1.0),
+    ],
+)
+def test_saves_take_at_most_a_fiftieth_of_the_time(interval: float, cost: float, expected: float) -> None:
+    """Up to half an hour between two; and after every step if that is asked for."""
+    assert pause_seconds(interval, cost) == pytest.approx(expected)
+
+
+def test_the_time_of_a_save_is_measured(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "state.pt", interval=0.01)
+
+    def slow() -> dict[str, int]:
+        time.sleep(0.05)
+        return {"step": 1}
+
+    time.sleep(0.02)
+    checkpoint.save_if_due(slow)
+    assert checkpoint.pause >= 0.05 / 0.02
+    time.sleep(0.02)
+    checkpoint.save_if_due(lambda: pytest.fail("saves take more than their share"))
 
 
 @pytest.mark.parametrize("content", [b"", b"nothing", b"PK\x03\x04 torn", b"\x80\x02}q", bytes(range(256))])

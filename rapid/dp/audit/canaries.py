@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rapid.config.sections import ANY_BATCH
 from rapid.data import ImageSet
 from rapid.dp.access import PrivateAccess
 from rapid.dp.audit.adversary import Adversary
@@ -140,6 +141,10 @@ class CanaryAccess(PrivateAccess):
             RapidError: the losses have draws that do not come from `draws`.
         """
         trainer.network.eval()
+        chosen = execution or Execution()
+        if chosen.physical_batch is None:
+            # a measurement would look like draws of canaries
+            chosen = replace(chosen, physical_batch=ANY_BATCH)
         watch = Watch(
             trainer.network,
             losses,
@@ -148,7 +153,7 @@ class CanaryAccess(PrivateAccess):
             self._coins,
             self.draws,
             self.adversary,
-            autocast=(execution or Execution()).autocast,
+            autocast=chosen.autocast,
         )
 
         def masked(*rows: Tensor) -> Tensor:
@@ -166,7 +171,7 @@ class CanaryAccess(PrivateAccess):
                 trainer,
                 masked,
                 [*data, self._numbers, self._present],
-                execution=execution,
+                execution=chosen,
                 before_update=before_update,
                 between_steps=between_steps,
             )

@@ -10,6 +10,7 @@ from rapid.config.sections import (
     DpSgdSettings,
     ImageSettings,
     MethodSettings,
+    PhysicalBatch,
     Section,
     Training,
     ViewSettings,
@@ -86,7 +87,9 @@ class ClassifierPrivateSettings(DpSgdSettings):
     multiplicity: int = Field(
         4, ge=1, description="views of an image whose gradients are averaged before clipping; the paper: 16"
     )
-    physical_batch: int = Field(512, ge=1, description="views in memory at a time: never changes what is released")
+    physical_batch: PhysicalBatch = Field(
+        512, description="views in memory at a time, or auto, as many as fit: never changes what is released"
+    )
     views: PrivateViews = PrivateViews()
     public_share: float = Field(
         0.0,

@@ -45,6 +45,6 @@ def subjects(settings: DpDiffusionSettings) -> Sequence[Subject]:
         CANARIES,
         own.clip_norm,
         own.multiplicity,
-        physical_batch=own.physical_batch,
+        physical_batch=own.draws_at_a_time,
     )
     return [found, found.with_autocast()]

@@ -38,6 +38,6 @@ def subjects(settings: DpGanSettings) -> Sequence[Subject]:
 
     own = settings.private
     subject = Subject(
-        "discriminator", discriminator, losses, CANARIES, own.clip_norm, physical_batch=own.physical_batch
+        "discriminator", discriminator, losses, CANARIES, own.clip_norm, physical_batch=own.draws_at_a_time
     )
     return [subject, subject.with_autocast()]

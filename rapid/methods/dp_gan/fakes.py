@@ -31,7 +31,7 @@ from rapid.dp.ranks import Ranks
 from rapid.methods.dp_gan.controller import StepController
 from rapid.methods.dp_gan.settings import DpGanPrivateSettings
 from rapid.nn.gan import GanDiscriminator, GanGenerator
-from rapid.training.average import weight_average
+from rapid.training.average import WeightAverage
 from rapid.training.loop import Stateful
 
 
@@ -82,7 +82,7 @@ class FakeSide:
         self._device = self._keeper.parameters[0].device
         self._count = len(self._ranks.part(settings.expected_batch))
         self._optimizer = adam(generator, settings.generator_learning_rate, settings)
-        self._average = weight_average(generator, settings.ema_decay) if settings.ema_decay else None
+        self._average = WeightAverage(generator, settings.ema_decay) if settings.ema_decay else None
 
     @property
     def state(self) -> dict[str, Stateful]:
@@ -166,7 +166,7 @@ class FakeSide:
         latents = self._draws.normal(self._count * length).view(self._count, length)
         # uniform numbers lie in (0, 1]
         labels = (self._draws.uniform(self._count) * classes).ceil().long().clamp(min=1) - 1
-        most = self._settings.physical_batch
+        most = self._settings.draws_at_a_time
         pairs = zip(latents.to(self._device).split(most), labels.to(self._device).split(most), strict=True)
         return list(pairs)
 

@@ -41,7 +41,7 @@ def subjects(bundle: Bundle) -> Sequence[Subject]:
         return objective.losses(images[indices], labels[indices], Draws(*(part[indices] for part in draws)))
 
     subject = Subject(
-        "denoiser", denoiser, losses, CANARIES, own.clip_norm, own.multiplicity, physical_batch=own.physical_batch
+        "denoiser", denoiser, losses, CANARIES, own.clip_norm, own.multiplicity, physical_batch=own.draws_at_a_time
     )
     return [subject, subject.with_autocast()]
 

@@ -73,7 +73,7 @@ def late_steps(settings: RapidSettings, base: Bundle | None = None) -> Subject:
         CANARIES,
         settings.private.clip_norm,
         settings.private.multiplicity,
-        physical_batch=settings.private.physical_batch,
+        physical_batch=settings.private.draws_at_a_time,
     )
 
 

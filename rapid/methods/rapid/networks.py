@@ -165,7 +165,8 @@ def train_encoder(
         x = to_unit_range(images[chosen.numpy()], device)
         return info_nce(model(view(x, generator)), model(view(x, generator)), own.temperature)
 
-    train("encoder", model, loss, own.training, checkpoint)
+    # queries are differences of large numbers, and generation makes them in float32
+    train("encoder", model, loss, own.training, checkpoint, exact=True)
     return model
 
 
