@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Protocol, TypeVar
 
 import torch
@@ -12,6 +14,7 @@ from rapid.bundle.components import Component, StoredComponent, component_hash
 from rapid.bundle.format import Bundle, Loadable
 from rapid.errors import InputError
 from rapid.files import replacing
+from rapid.ranks import Ranks
 from rapid.training import Checkpoint, RunFolder
 from rapid.training.recipe import Recipe
 
@@ -26,18 +29,30 @@ MadeT = TypeVar("MadeT", bound=Made)
 class BundleBuilder:
     """Collects the components of a public bundle while a method makes them.
 
+    With several ranks, all of them make each component, and the first one writes it. A method whose functions share the
+    work by `ranks` is faster; the others' work is done by each rank alone, and only that of the first counts.
+
     Args:
-        run_folder: where they are written.
+        run_folder: where they are written; all ranks see the same folder.
         images: hash of the public images, their labels and their division into sets; part of every recipe.
         device: where networks are trained.
         reuse: a finished public bundle; its components are reused if their recipes are the same.
+        ranks: the processes that make them together.
 
     Attributes:
         components: all components so far, by name.
         recipes: digests of their recipes, by name.
     """
 
-    def __init__(self, run_folder: RunFolder, images: str, device: torch.device, reuse: Bundle | None = None) -> None:
+    def __init__(
+        self,
+        run_folder: RunFolder,
+        images: str,
+        device: torch.device,
+        reuse: Bundle | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.ranks = ranks or Ranks()
         self.images = images
         self.device = device
         self.components: dict[str, Component] = {}
@@ -61,11 +76,15 @@ class BundleBuilder:
         """
 
         def write(folder: Path) -> None:
-            train(checkpoint).save(folder)
+            # only the first rank's state is kept
+            path = self._run_folder.checkpoint(name) if self.ranks.first else folder / "checkpoint.pt"
+            made = train(Checkpoint(path))
+            if self.ranks.first:
+                made.save(folder)
 
-        checkpoint = Checkpoint(self._run_folder.checkpoint(name))
         self.write(name, (kind.__module__, kind.__qualname__), recipe, write)
-        checkpoint.remove()
+        if self.ranks.first:
+            Checkpoint(self._run_folder.checkpoint(name)).remove()
         return kind.load(self.out / name)
 
     def write(self, name: str, kind: tuple[str, str], recipe: Recipe, write: Callable[[Path], None]) -> None:
@@ -75,17 +94,31 @@ class BundleBuilder:
             name: its folder.
             kind: module and name of its class.
             recipe: all its inputs.
-            write: writes it to a new folder.
+            write: writes it to a new folder; what other ranks than the first write is dropped.
         """
         folder = self.out / name
-        if not folder.is_dir():
-            with replacing(folder) as target:
-                if self._reuse is not None and self._same_in(self._reuse, name, recipe):
-                    self._reuse.stored(name).save(target)
-                else:
+        if self.ranks.broadcast(not folder.is_dir()):
+            found = self.ranks.first and self._reuse is not None and self._same_in(self._reuse, name, recipe)
+            reused = self.ranks.broadcast(found)
+            with self._target(folder) as target:
+                if not reused:
                     write(target)
+                elif self.ranks.first and self._reuse is not None:
+                    self._reuse.stored(name).save(target)
+            # the others go on when it is there
+            self.ranks.broadcast(None)
         self.components[name] = StoredComponent(folder, kind)
         self.recipes[name] = recipe.digest
+
+    @contextmanager
+    def _target(self, folder: Path) -> Iterator[Path]:
+        """Where this rank writes a component: only what the first rank writes becomes `folder`."""
+        if self.ranks.first:
+            with replacing(folder) as target:
+                yield target
+        else:
+            with TemporaryDirectory() as scratch:
+                yield Path(scratch) / folder.name
 
     def _same_in(self, other: Bundle, name: str, recipe: Recipe) -> bool:
         """Whether `other` has this component, made with exactly the components that are here.

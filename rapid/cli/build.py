@@ -3,44 +3,55 @@
 from __future__ import annotations
 
 import argparse
+from datetime import timedelta
 
 from rapid.config.presets import DEFAULT_METHOD
 from rapid.config.sections import MethodSettings
 from rapid.errors import InputError
 from rapid.methods import apply_overrides, find_method, load_settings
 from rapid.methods.base import Automatic
+from rapid.ranks import Ranks
 from rapid.runtime import choose_device
 from rapid.stages.automatic import PRESET, AutomaticChoice
 from rapid.stages.public import build_public_bundle
 
 MINUTES = 30.0
 """Default of --minutes."""
+TIMEOUT = timedelta(hours=2)
+"""The first process alone chooses settings and writes the index of a knowledge base; the others wait."""
 
 
 def build_kb(options: argparse.Namespace) -> None:
     """`rapid build-kb`."""
     device = choose_device(options.device)
-    settings: MethodSettings | AutomaticChoice
-    if options.preset == PRESET or (options.preset is None and _chooses(options.method)):
-        minutes = MINUTES if options.minutes is None else options.minutes
-        settings = AutomaticChoice(options.method or DEFAULT_METHOD, tuple(options.overrides), minutes, print)
-    else:
-        settings = settings_without_base(options)
-        refuse_minutes(options)
-    bundle = build_public_bundle(
-        options.public,
-        options.out,
-        settings,
-        device,
-        resume=options.resume,
-        networks=options.networks,
-        label_column=options.label_column,
-    )
+    with Ranks.join(device, TIMEOUT) as ranks:
+        bundle = build_public_bundle(
+            options.public,
+            options.out,
+            ranks.all_or_none(lambda: _settings(options)),
+            device,
+            resume=options.resume,
+            networks=options.networks,
+            label_column=options.label_column,
+            ranks=ranks,
+        )
+    if not ranks.first:
+        return
     held = bundle.config.facts.get("knowledge_base", {}).get("entries")
     print(f"public bundle: {bundle.path}" + (f" ({held:,} records in the knowledge base)" if held else ""))
     for line in bundle.config.facts.get("findings", []):
         print(line)
     print(f"next: rapid train-private --base {bundle.path} --private PATH --epsilon 1 --out DIR")
+
+
+def _settings(options: argparse.Namespace) -> MethodSettings | AutomaticChoice:
+    """Those of --preset, or a request that the method chooses them."""
+    if options.preset == PRESET or (options.preset is None and _chooses(options.method)):
+        minutes = MINUTES if options.minutes is None else options.minutes
+        return AutomaticChoice(options.method or DEFAULT_METHOD, tuple(options.overrides), minutes, print)
+    settings = settings_without_base(options)
+    refuse_minutes(options)
+    return settings
 
 
 def refuse_minutes(options: argparse.Namespace) -> None:

@@ -11,12 +11,28 @@ from rapid.data.export import check_target, write_samples
 from rapid.errors import InputError
 from rapid.methods import open_generator
 from rapid.progress import Progress
-from rapid.sampling.generate import generate as generate_samples
-from rapid.sampling.generate import resolve_labels
+from rapid.ranks import Ranks
+from rapid.runtime import choose_device
+from rapid.sampling.generate import generate_together, resolve_labels
+from rapid.sampling.generator import Generator
 
 
 def generate(options: argparse.Namespace) -> None:
     """`rapid generate`."""
+    with Ranks.join(choose_device(options.device)) as ranks:
+        generator, count, labels = ranks.all_or_none(lambda: _prepared(options))
+        with Progress("generating", count, "image", shown=ranks.first) as progress:
+            samples = generate_together(
+                generator, ranks, count, labels, options.seed, lambda done, _: progress.advance_to(done)
+            )
+    if samples is None:
+        return
+    write_samples(options.out, samples.images, samples.labels, generator.classes, provenance(generator.bundle))
+    print(f"{options.out}: {count:,} images, seed {samples.seed}")
+
+
+def _prepared(options: argparse.Namespace) -> tuple[Generator, int, list[int] | None]:
+    """Check the arguments, and open the model: it, the number of images, and the class of each."""
     check_target(options.out, options.count)
     if options.class_counts is None and options.count is None:
         raise InputError("count", "say how many images, or give --class-counts")
@@ -25,11 +41,7 @@ def generate(options: argparse.Namespace) -> None:
     generator = open_generator(options.model, options.device, options.overrides)
     count, labels = _wanted(options, generator.classes)
     check_target(options.out, count)
-    with Progress("generating", count, "image") as progress:
-        samples = generate_samples(generator, count, labels, options.seed, lambda done, _: progress.advance_to(done))
-    text = provenance(generator.bundle)
-    write_samples(options.out, samples.images, samples.labels, generator.classes, text)
-    print(f"{options.out}: {count:,} images, seed {samples.seed}")
+    return generator, count, labels
 
 
 def _wanted(options: argparse.Namespace, classes: Sequence[str]) -> tuple[int, list[int] | None]:

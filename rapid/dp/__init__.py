@@ -5,7 +5,7 @@ rows.py         rows of private examples
 releases.py     what may be released                    gradients/      per-example gradients, a rule a layer type
 budget.py       releases with their noise               queries.py      noisy counts, means and histograms
 events.py       releases as dp_accounting events        randomness.py   the noise
-accounting.py   epsilon by three accountants            ranks.py        several processes
+accounting.py   epsilon by three accountants            budget.py       releases with their noise
 ledger.py       what was spent on which data set        spending.py     limits and charges
 statement.py    privacy.json                            overlap.py      private images among the public ones
 audit/          does a step do what is claimed?         proposal.py     plans side by side
@@ -15,9 +15,9 @@ from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget, calibrate
 from rapid.dp.execution import Execution
 from rapid.dp.mechanism import PrivateMechanism
-from rapid.dp.ranks import Ranks
 from rapid.dp.releases import DpSgdSpec, QuerySpec, Release, default_delta
 from rapid.dp.rows import PrivateTensor
+from rapid.ranks import Ranks
 
 __all__ = [
     "Budget",

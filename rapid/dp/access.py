@@ -23,13 +23,13 @@ from rapid.dp.execution import Execution
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.queries import noisy_sum
 from rapid.dp.randomness import Randomness, randomness_for
-from rapid.dp.ranks import Ranks
 from rapid.dp.release_checkpoint import ReleaseCheckpoint
 from rapid.dp.releases import Release
 from rapid.dp.rows import PrivateTensor, Rows, apply, apply_scalar, row_shape, take
 from rapid.dp.spending import Charge
 from rapid.dp.units import Units
 from rapid.errors import InputError, LostRank, PrivacyRefused, RapidError, Stopped
+from rapid.ranks import Ranks
 from rapid.rounding import rounded_up
 from rapid.training import Checkpoint, RunFolder, Trainer
 

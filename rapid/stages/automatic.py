@@ -42,13 +42,15 @@ class AutomaticChoice:
         if not 0 < self.minutes < 1e6:
             raise InputError("minutes", "must be a positive number of minutes, such as 20", self.minutes)
 
-    def public_settings(self, sets: Sequence[ImageSet], out: Path, device: torch.device) -> MethodSettings:
+    def public_settings(
+        self, sets: Sequence[ImageSet], out: Path, device: torch.device, processes: int = 1
+    ) -> MethodSettings:
         """Settings of the public stage; those of an earlier run in `out`, if there is one.
 
         Raises:
             InputError: the method does not choose, too few images, or an override that does not fit.
         """
-        choice = self._chooser().choose_public(sets, Resources(device, self.minutes))
+        choice = self._chooser().choose_public(sets, Resources(device, self.minutes, processes))
         earlier = _earlier(out, "build-kb")
         if not earlier:
             self._tell(choice.why)

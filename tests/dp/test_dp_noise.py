@@ -18,8 +18,8 @@ from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.noise import BITS, FIRST, LAST, Words, _rounded, add_noise, grid_step, nearest
 from rapid.dp.queries import noisy_sum
 from rapid.dp.randomness import Randomness
-from rapid.dp.ranks import Ranks
 from rapid.dp.releases import DpSgdSpec, QuerySpec, Release
+from rapid.ranks import Ranks
 
 
 def seeded(seed: int) -> Words:
