@@ -122,10 +122,11 @@ def _memory_and_kernels(settings: RapidSettings, rows: int, device: torch.device
     case.clipped(batch)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
+    case.clipped(batch)
+    peak = torch.cuda.max_memory_allocated(device) - before
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         case.clipped(batch)
         torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device) - before
     kernels = sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profiler.events())
     return {"peak_bytes": peak, "kernels": kernels}
 

@@ -59,7 +59,7 @@ def test_all_that_a_cpu_can_check_passes(tmp_path: Path) -> None:
     assert all(name in output for name in results)
     assert results["machine"]["figures"]["versions"]["torch"]
     norms = results["norm of one example"]["figures"].values()
-    assert 0.999 <= min(norms) <= max(norms) <= 1
+    assert 0.98 <= min(norms) <= max(norms) <= 1
     # the device is the CPU, so the images are the same ones
     assert all(one["figures"]["share"] == 0 for name, one in results.items() if name.startswith("images, "))
     step = results["step of letters-mnist"]["figures"]["seconds"]
