@@ -10,9 +10,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from rapid.bundle.components import Component, StoredComponent, component_hash
+from rapid.bundle.components import Component, StoredComponent, component_hash, kind_of, save_component
 from rapid.bundle.format import Bundle, Loadable
-from rapid.errors import InputError
 from rapid.files import replacing
 from rapid.ranks import Ranks
 from rapid.training import Checkpoint, RunFolder
@@ -36,12 +35,14 @@ class BundleBuilder:
         run_folder: where they are written; all ranks see the same folder.
         images: hash of the public images, their labels and their division into sets; part of every recipe.
         device: where networks are trained.
-        reuse: a finished public bundle; its components are reused if their recipes are the same.
+        networks: a public bundle of the same images, whose components are reused if their recipes are the same; or
+            trained networks of other images, which a method takes as they are (see `given`).
         ranks: the processes that make them together.
 
     Attributes:
         components: all components so far, by name.
         recipes: digests of their recipes, by name.
+        given: trained networks of other images; None if the method trains its own.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class BundleBuilder:
         run_folder: RunFolder,
         images: str,
         device: torch.device,
-        reuse: Bundle | None = None,
+        networks: Bundle | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self.ranks = ranks or Ranks()
@@ -58,7 +59,8 @@ class BundleBuilder:
         self.components: dict[str, Component] = {}
         self.recipes: dict[str, str] = {}
         self._run_folder = run_folder
-        self._reuse = reuse
+        self.given = networks if networks is not None and networks.config.kind == "networks" else None
+        self._reuse = networks if self.given is None else None
 
     @property
     def out(self) -> Path:
@@ -128,6 +130,24 @@ class BundleBuilder:
         made_with = all(other.config.components.get(part) == self.hash_of(part) for part in recipe.made_from)
         return other.config.recipes.get(name) == recipe.digest and made_with
 
+    def keep(self, name: str, component: MadeT) -> MadeT:
+        """Write a component that came with `given`, or was derived from it without training; its content is its recipe.
+
+        Args:
+            name: its folder.
+            component: as loaded, or changed.
+        """
+        folder = self.out / name
+        if self.ranks.broadcast(not folder.is_dir()):
+            if self.ranks.first:
+                save_component(component, folder)
+            # the others go on when it is there
+            self.ranks.broadcast(None)
+        self.components[name] = StoredComponent(folder, kind_of(component))
+        self.recipes[name] = self.hash_of(name)
+        # what was written: new class embeddings may be random
+        return type(component).load(folder)
+
     def hash_of(self, name: str) -> str:
         """Content hash of a finished component."""
         return component_hash(self.out / name)
@@ -135,15 +155,3 @@ class BundleBuilder:
     def add(self, name: str, component: Component) -> None:
         """Add a component that is quick to make; it is written with the bundle."""
         self.components[name] = component
-
-
-def open_reused(path: Path, fingerprint: str) -> Bundle:
-    """The bundle whose components may be reused.
-
-    Raises:
-        InputError: not a public bundle, or made from other images.
-    """
-    bundle = Bundle.open(path, "networks", "public")
-    if bundle.config.public is None or bundle.config.public.fingerprint != fingerprint:
-        raise InputError("networks", "was trained on other images; give the same --public, or leave it out", path)
-    return bundle

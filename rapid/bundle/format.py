@@ -30,7 +30,9 @@ CONFIG, INDEX, PRIVACY, CARD = "config.json", "model_index.json", "privacy.json"
 FORMAT: Literal[2] = 2
 PIPELINE = "RapidPipeline"
 """The class of `rapid.interop.pipeline` that opens a bundle for users of diffusers."""
-Kind = Literal["public", "private"]
+Kind = Literal["public", "private", "networks"]
+"""`networks` holds trained public networks alone, for the public stage of other images."""
+WRITERS: dict[Kind, str] = {"public": "build-kb", "private": "train-private", "networks": "scripts/export-networks"}
 Settings = TypeVar("Settings", bound=MethodSettings)
 
 
@@ -69,7 +71,7 @@ class BundleConfig(BaseModel):
     """Content of `config.json`.
 
     Attributes:
-        kind: public or private.
+        kind: public, private, or trained networks alone.
         method: name of the method that made it.
         rapid: version.
         settings: of the method, ready for JSON.
@@ -108,21 +110,24 @@ class Bundle:
         self._index = index
 
     @classmethod
-    def open(cls, path: Path, field: str, kind: Kind | None = None) -> Bundle:
+    def open(cls, path: Path, field: str, *kinds: Kind) -> Bundle:
         """Open a finished bundle and check its components against their recorded hashes.
 
         Args:
             path: the folder.
             field: the argument that named it, for messages.
-            kind: the expected kind, if it matters.
+            kinds: those that are expected; none: public or private.
 
         Raises:
-            InputError: missing, unfinished, damaged, of another version, or of the other kind.
+            InputError: missing, unfinished, damaged, of another version, or of another kind.
         """
         config = _read_config(path, field)
-        if kind is not None and config.kind != kind:
-            writer = {"public": "build-kb", "private": "train-private"}[kind]
-            problem = f"is a {config.kind} bundle, expected a {kind} one; give the folder that {writer} wrote"
+        if not kinds and config.kind == "networks":
+            problem = "holds networks alone; give them to build-kb (--networks), and then the bundle that it writes"
+            raise InputError(field, problem, path)
+        if kinds and config.kind not in kinds:
+            kind = kinds[0]
+            problem = f"is a {config.kind} bundle, expected a {kind} one; give the folder that {WRITERS[kind]} wrote"
             raise InputError(field, problem, path)
         for name, expected in config.components.items():
             if not (path / name).is_dir() or component_hash(path / name) != expected:
@@ -154,8 +159,7 @@ class Bundle:
     @property
     def image_shape(self) -> tuple[int, ...]:
         """(H, W) or (H, W, 3)."""
-        image = self.config.image
-        return (image.size, image.size) + ((3,) if image.channels == 3 else ())
+        return self.config.image.shape
 
     @property
     def digest(self) -> str:

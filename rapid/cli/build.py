@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from datetime import timedelta
 
-from rapid.config.presets import DEFAULT_METHOD
+from rapid.bundle import Bundle
+from rapid.bundle.networks import open_networks
+from rapid.config.presets import DEFAULT_METHOD, networks_settings
 from rapid.config.sections import MethodSettings
 from rapid.errors import InputError
 from rapid.methods import apply_overrides, find_method, load_settings
-from rapid.methods.base import Automatic
+from rapid.methods.base import Automatic, Extending
 from rapid.ranks import Ranks
 from rapid.runtime import choose_device
 from rapid.stages.automatic import PRESET, AutomaticChoice
@@ -25,13 +27,14 @@ def build_kb(options: argparse.Namespace) -> None:
     """`rapid build-kb`."""
     device = choose_device(options.device)
     with Ranks.join(device, TIMEOUT) as ranks:
+        networks, settings = ranks.all_or_none(lambda: _asked(options))
         bundle = build_public_bundle(
             options.public,
             options.out,
-            ranks.all_or_none(lambda: _settings(options)),
+            settings,
             device,
             resume=options.resume,
-            networks=options.networks,
+            networks=networks,
             label_column=options.label_column,
             ranks=ranks,
         )
@@ -44,14 +47,38 @@ def build_kb(options: argparse.Namespace) -> None:
     print(f"next: rapid train-private --base {bundle.path} --private PATH --epsilon 1 --out DIR")
 
 
-def _settings(options: argparse.Namespace) -> MethodSettings | AutomaticChoice:
-    """Those of --preset, or a request that the method chooses them."""
-    if options.preset == PRESET or (options.preset is None and _chooses(options.method)):
+def _asked(options: argparse.Namespace) -> tuple[Bundle | None, MethodSettings | AutomaticChoice]:
+    """The networks to build on, if any; and the settings, or a request that the method chooses them."""
+    networks = None if options.networks is None else open_networks(options.networks)
+    settings: MethodSettings | AutomaticChoice
+    if networks is not None and networks.config.kind == "networks":
+        settings = settings_of_networks(networks, options)
+        refuse_minutes(options)
+    elif options.preset == PRESET or (options.preset is None and _chooses(options.method)):
         minutes = MINUTES if options.minutes is None else options.minutes
-        return AutomaticChoice(options.method or DEFAULT_METHOD, tuple(options.overrides), minutes, print)
-    settings = settings_without_base(options)
-    refuse_minutes(options)
-    return settings
+        settings = AutomaticChoice(options.method or DEFAULT_METHOD, tuple(options.overrides), minutes, print)
+    else:
+        settings = settings_without_base(options)
+        refuse_minutes(options)
+    return networks, settings
+
+
+def settings_of_networks(networks: Bundle, options: argparse.Namespace) -> MethodSettings:
+    """Settings of a public stage on networks that are trained already.
+
+    Raises:
+        InputError: a method or a preset that does not fit them, or an override of what they fix.
+    """
+    name = networks.config.method
+    if options.method not in (None, name):
+        raise InputError("method", f"the networks (--networks) are of the method {name}", options.method)
+    if options.preset == PRESET:
+        raise InputError("preset", "the networks (--networks) are trained already; leave it out", PRESET)
+    method: object = find_method(name)
+    if not isinstance(method, Extending):
+        raise InputError("networks", f"{name} trains its own networks; leave it out", options.networks)
+    base: MethodSettings = networks.settings_as(find_method(name).settings)
+    return networks_settings(base, method.fixed_by_networks, options.preset, options.overrides)
 
 
 def refuse_minutes(options: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ from PIL import Image
 
 from rapid.bundle import Bundle
 from rapid.bundle.card import privacy_in_words
+from rapid.bundle.networks import open_networks
+from rapid.config.presets import networks_settings
 from rapid.data import sample_path
 from rapid.files import replacing
-from rapid.methods import load_settings
+from rapid.methods.rapid import METHOD
 from rapid.methods.rapid.generator import RapidGenerator
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.pictures import Pixels, table
@@ -27,29 +30,34 @@ from rapid.stages.public import build_public_bundle
 from rapid.stopping import check_stop
 
 EPSILON = 10.0
+NETWORKS = Path("builtin:scripts")
+PRESET = "scripts-demo"
 COLUMNS = 12
 QUERIES = 10
 
 
 def demo(options: argparse.Namespace) -> None:
     """`rapid demo`."""
-    run_demo(options.out, choose_device(options.device))
+    run_demo(options.out, choose_device(options.device), open_networks(NETWORKS))
 
 
-def run_demo(out: Path, device: torch.device, settings: RapidSettings | None = None) -> None:
+def run_demo(out: Path, device: torch.device, networks: Bundle, overrides: Sequence[str] = ()) -> None:
     """Build the public bundle, train privately, draw pictures; continue with what `out` holds.
 
     Args:
         out: folder for `public/`, `private/`, `samples.png`, `neighbours.png` and `ledger.jsonl`.
         device: where to train.
-        settings: default: the preset `demo`.
+        networks: trained on other writing.
+        overrides: of the preset's settings.
 
     Raises:
         InputError: `out` holds something else.
     """
-    chosen = settings or load_settings("demo")
-    print(f"1/3 public stage: handwritten letters -> {out / 'public'}", flush=True)
-    public = build_public_bundle([sample_path("letters")], out / "public", chosen, device, resume=True)
+    base = networks.settings_as(RapidSettings)
+    chosen = networks_settings(base, METHOD.fixed_by_networks, PRESET, overrides)
+    print(f"1/3 public stage: handwritten letters, networks that ship with rapid -> {out / 'public'}", flush=True)
+    letters = [sample_path("letters")]
+    public = build_public_bundle(letters, out / "public", chosen, device, resume=True, networks=networks)
     print(f"2/3 private stage: handwritten digits, epsilon {as_typed(EPSILON)} -> {out / 'private'}", flush=True)
     private = train_private_bundle(
         public.path,
@@ -67,7 +75,9 @@ def run_demo(out: Path, device: torch.device, settings: RapidSettings | None = N
     print("3/3 generation", flush=True)
     generator = RapidGenerator(private, device)
     _write_picture(out / "samples.png", samples_picture(generator))
-    _write_picture(out / "neighbours.png", neighbours_picture(generator))
+    query = {"retrieval": "query", "steps": 20, "start": None}
+    asked = RapidGenerator(private, device, generator.settings.model_copy(update=query))
+    _write_picture(out / "neighbours.png", neighbours_picture(asked))
     assert private.privacy is not None
     print(f"\nsynthetic digits:   {out / 'samples.png'}\nand their neighbours: {out / 'neighbours.png'}\n")
     print(textwrap.fill(privacy_in_words(private.privacy), 100))

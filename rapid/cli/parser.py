@@ -31,8 +31,9 @@ def _build_kb(subparsers: Subparsers) -> None:
         "--public", type=Path, action="append", required=True, metavar="PATH", help="public images; may be repeated"
     )
     build.add_argument("--method", metavar="NAME", help="method; default: that of --preset")
-    reuse = "public bundle made from the same images: reuse every part that the settings do not change"
-    build.add_argument("--networks", type=Path, metavar="DIR", help=reuse)
+    reuse = "trained networks to build on, without training: builtin:scripts, or exported ones; or a public bundle of "
+    reuse += "the same images: reuse every part that the settings do not change"
+    build.add_argument("--networks", type=Path, metavar="DIR|builtin:NAME", help=reuse)
     _label_column(build)
     _output(build)
     _settings(build, default_preset=None, shown="auto: chosen by the images, the machine and --minutes")

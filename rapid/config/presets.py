@@ -42,14 +42,38 @@ def private_settings(base: S, preset: str | None, overrides: Sequence[str]) -> S
         section = name.split(".", 1)[0]
         if section in base.public_sections:
             raise _refusal(name, f"the public bundle (--base) fixes '{section}'; set it in build-kb")
+    return build_settings(type(base), _with_preset(base, preset), overrides).for_private_run(overrides)
+
+
+def networks_settings(base: S, fixed: Sequence[str], preset: str | None, overrides: Sequence[str]) -> S:
+    """Settings of a public stage on given networks: those of the networks, with other sections from `preset` if given.
+
+    Args:
+        base: settings that the networks were trained with.
+        fixed: sections, or single settings such as "retrieval.k", that the networks fix.
+        preset: its sections `private` and `generation` are used.
+        overrides: see `build_settings`.
+
+    Raises:
+        InputError: an override of what the networks fix, a preset of another method, or an invalid value.
+    """
+    for override in overrides:
+        name, _ = _split(override)
+        if name in fixed or name.split(".", 1)[0] in fixed:
+            raise _refusal(name, "the networks (--networks) fix it; train your own without --networks")
+    return build_settings(type(base), _with_preset(base, preset), overrides)
+
+
+def _with_preset(base: MethodSettings, preset: str | None) -> Tree:
+    """The settings of `base`, with the sections `private` and `generation` of a preset."""
     tree = base.model_dump(mode="json")
-    if preset is not None:
-        other = preset_tree(preset)
-        method = other.get("method", DEFAULT_METHOD)
-        if method != base.method:
-            raise InputError("preset", f"is for the method {method}, the public bundle for {base.method}", preset)
-        tree |= {name: other[name] for name in ("private", "generation") if name in other} | {"preset": preset}
-    return build_settings(type(base), tree, overrides).for_private_run(overrides)
+    if preset is None:
+        return tree
+    other = preset_tree(preset)
+    method = other.get("method", DEFAULT_METHOD)
+    if method != base.method:
+        raise InputError("preset", f"is for the method {method}, the public bundle for {base.method}", preset)
+    return tree | {name: other[name] for name in ("private", "generation") if name in other} | {"preset": preset}
 
 
 def generation_settings(base: S, overrides: Sequence[str]) -> S:

@@ -34,6 +34,11 @@ class ImageSettings(Section):
     channels: Literal[1, 3] = 1
     fit: Literal["pad", "resize"] = Field("pad", description="pad with black, centred, or resize (bicubic)")
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(H, W) or (H, W, 3)."""
+        return (self.size, self.size) + ((3,) if self.channels == 3 else ())
+
 
 class SplitSettings(Section):
     """Disjoint parts of the public images: D_pre trains the networks, D_ref fills the knowledge base."""

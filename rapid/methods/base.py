@@ -195,6 +195,17 @@ class OptionalBase(Protocol):
 
 
 @runtime_checkable
+class Extending(Protocol):
+    """A method whose public stage can build on given networks, trained on other images (`BundleBuilder.given`).
+
+    Attributes:
+        fixed_by_networks: sections, or single settings such as "retrieval.k", that the networks fix.
+    """
+
+    fixed_by_networks: tuple[str, ...]
+
+
+@runtime_checkable
 class Classifying(Protocol):
     """A method whose models classify images."""
 

@@ -76,13 +76,28 @@ def train_features(
     train("probe", network, loss, own.training, checkpoint, ranks=ranks)
     model.eval()
     model.fit_projection(*_moments(model, images, device))
-    index = torch.from_numpy(labels).to(device)
-    sums = torch.zeros_like(model.prototypes)
-    with torch.no_grad():
-        for part, numbers in zip(_parts(images), index.split(BATCH), strict=True):
-            sums.index_add_(0, numbers, model.features(to_unit_range(part, device)))
-    model.prototypes.copy_(sums / torch.bincount(index, minlength=num_classes).clamp_min(1)[:, None])
+    model.prototypes.copy_(class_prototypes(model, images, labels, num_classes, device))
     return model
+
+
+@torch.no_grad()
+def class_prototypes(
+    probe: Probe, images: Images, labels: NDArray[np.int64], num_classes: int, device: torch.device
+) -> Tensor:
+    """Mean features of each class, float (num_classes, d + 1); 0 for a class without images.
+
+    Args:
+        probe: on `device`.
+        images: uint8 (N, H, W) or (N, H, W, 3).
+        labels: int64 (N,).
+        num_classes: number of classes.
+        device: where to compute.
+    """
+    index = torch.from_numpy(labels).to(device)
+    sums = torch.zeros(num_classes, probe.prototypes.shape[1], device=device)
+    for part, numbers in zip(_parts(images), index.split(BATCH), strict=True):
+        sums.index_add_(0, numbers, probe.features(to_unit_range(part, device)))
+    return sums / torch.bincount(index, minlength=num_classes).clamp_min(1)[:, None]
 
 
 @torch.no_grad()

@@ -13,11 +13,11 @@ from rapid.data import to_unit_range
 from rapid.dp.access import PrivateAccess
 from rapid.dp.execution import Execution
 from rapid.dp.releases import DpSgdSpec, Release
-from rapid.probe.network import Probe
+from rapid.probe.network import COMPONENT, Probe
 from rapid.training import Trainer
 from rapid.training.optimizers import MOMENTUM, noisy_schedule
 
-NAME = "probe"
+NAME = COMPONENT
 PHYSICAL_BATCH = 4096
 EMA_DECAY = 0.9
 HIGHEST_LEARNING_RATE = 1000.0

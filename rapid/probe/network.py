@@ -12,10 +12,14 @@ from rapid.config.sections import ImageSettings, ProbeSettings
 from rapid.nn.groups import group_count
 from rapid.nn.storage import StoredNetwork
 
+COMPONENT = "probe"
+"""Its name in a bundle."""
 SPREAD, FLOOR = -0.25, 0.01
 """Partial whitening: the features are scaled by (variance + FLOOR of the largest) to the power SPREAD."""
 CONSTANT = 0.3
 """The last feature is this constant, so that the linear layer needs no bias."""
+TEMPERATURE = 0.05
+"""Of cosines between mean features of public classes."""
 
 
 class Probe(StoredNetwork):
@@ -76,6 +80,12 @@ class Probe(StoredNetwork):
         model.load_state_dict(model.state_dict() | state)
         return model.train(self.training).to(self.mean.device)
 
+    def with_prototypes(self, prototypes: Tensor) -> Self:
+        """A copy for other public classes, with their mean features, float (public_classes, d + 1)."""
+        model = type(self)(self.config | {"public_classes": len(prototypes)})
+        model.load_state_dict(self.state_dict() | {"prototypes": prototypes})
+        return model.train(self.training).to(self.mean.device)
+
     def fit_projection(self, mean: Tensor, covariance: Tensor) -> None:
         """Set the projection onto the first principal components of the trunk's outputs, partially whitened.
 
@@ -116,3 +126,15 @@ class Probe(StoredNetwork):
         known = self.prototypes[:, -1] > 0
         likelihood: Tensor = self.head(self.prototypes).softmax(1).T * known
         return likelihood / likelihood.sum(1, keepdim=True)
+
+
+def class_similarity(own: Tensor, known: Tensor) -> Tensor:
+    """How much public classes resemble other public classes, float (m, n); rows sum to 1.
+
+    Args:
+        own: mean features, float (m, d + 1).
+        known: mean features of the others, float (n, d + 1).
+    """
+    # without the constant, the last feature
+    cosines = F.normalize(own[:, :-1], dim=1) @ F.normalize(known[:, :-1], dim=1).T
+    return (cosines / TEMPERATURE).softmax(1)

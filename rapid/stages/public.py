@@ -7,13 +7,15 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from rapid.bundle import Bundle, BundleConfig, PublicData, is_finished, write_bundle
-from rapid.bundle.builder import BundleBuilder, open_reused
+from rapid.bundle.builder import BundleBuilder
 from rapid.bundle.card import public_card
+from rapid.bundle.networks import check_same_images
 from rapid.config.sections import ImageSettings, MethodSettings
 from rapid.data import ImageSet, fit_images, join, load_images
 from rapid.errors import InputError
@@ -33,7 +35,7 @@ def build_public_bundle(
     device: torch.device,
     *,
     resume: bool,
-    networks: Path | None = None,
+    networks: Bundle | None = None,
     label_column: str | None = None,
     ranks: Ranks | None = None,
 ) -> Bundle:
@@ -49,14 +51,15 @@ def build_public_bundle(
             method chooses them by the images.
         device: where to train.
         resume: continue the run in `out`.
-        networks: a finished bundle of the same images; components with the same recipe are reused.
+        networks: a public bundle of the same images, whose components with the same recipe are reused; or networks
+            alone, which are not trained further, with settings that fit them (`networks_settings`).
         label_column: see `load_images`.
         ranks: the processes that share the work; all get the same arguments, and the first one writes `out`, a folder
             that all of them see.
 
     Raises:
-        InputError: bad images, an `out` that holds something else, `networks` of other images, or a method without a
-            public stage.
+        InputError: bad images, an `out` that holds something else, a public bundle `networks` of other images or of
+            another method, or a method without a public stage.
         LostRank: another rank is gone; the last saved state remains.
         Stopped: a stop was requested; the state is saved.
     """
@@ -71,7 +74,7 @@ def _build(
     settings: MethodSettings | AutomaticChoice,
     device: torch.device,
     resume: bool,
-    networks: Path | None,
+    networks: Bundle | None,
     label_column: str | None,
     ranks: Ranks,
 ) -> Bundle:
@@ -88,13 +91,15 @@ def _build(
     sources = np.repeat(np.arange(len(sets)), [len(part) for part in sets])
     # augmented images are drawn from each set alike, so the division into sets matters
     fingerprint = f"{images.fingerprint()}-{len(sets)}"
-    reuse = ranks.all_or_none(lambda: None if networks is None else open_reused(networks, fingerprint))
+    ranks.all_or_none(lambda: None if networks is None else check_same_images(networks, fingerprint))
     # settings of private training and sampling are not fixed here
     used = chosen.model_dump(mode="json", include={"method", *chosen.public_sections})
-    manifest = {
+    manifest: dict[str, Any] = {
         "settings": used,
         "public": {"sources": [path.name for path in paths], "classes": images.classes, "images": fingerprint},
     }
+    if networks is not None and networks.config.kind == "networks":
+        manifest["networks"] = networks.digest
     ranks.agree("--public or the settings", json.dumps(manifest, sort_keys=True).encode())
     with ExitStack() as stack:
 
@@ -107,7 +112,7 @@ def _build(
         stack.enter_context(scratch_in(out))
         if not ranks.broadcast(is_finished(out)):
             ranks.all_or_none(lambda: _same_folder(run_folder))
-            builder = BundleBuilder(run_folder, fingerprint, device, reuse, ranks)
+            builder = BundleBuilder(run_folder, fingerprint, device, networks, ranks)
             found = method.train_public(builder, PublicImages(images, sources, names), chosen)
             config = BundleConfig(
                 kind="public",

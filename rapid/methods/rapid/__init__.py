@@ -2,9 +2,10 @@
 
 settings.py       all settings; automatic.py and automatic_private.py choose them
 public_stage.py   the public bundle; networks.py, knowledge_base.py, retrieval.py are its parts
-private_stage.py  releases and private training; objectives.py has the losses `rapid`, `late` and `ldm`
+private_stage.py  releases and private training; objectives.py has the losses `rapid`, `late` and `ldm`; moments.py,
+                  warmup.py and distillation.py what comes before and after
 audited.py        networks and canaries of an audit; attacked.py has scores for membership inference
-generator.py      sampling; neighbours.py chooses records of the knowledge base
+generator.py      sampling, with what parts.py holds; neighbours.py chooses records of the knowledge base
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Rapid:
     name = "rapid"
     settings = RapidSettings
     has_public_stage = True
+    fixed_by_networks = ("image", "schedule", "autoencoder", "denoiser", "encoder", "probe", "retrieval.k")
 
     def choose_public(self, sets: Sequence[ImageSet], resources: Resources) -> Choice:
         """By the sizes, colours and symmetries of the public images, and measured times."""

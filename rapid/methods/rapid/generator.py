@@ -15,13 +15,11 @@ from rapid.data import to_uint8, to_unit_range
 from rapid.diffusion import Schedule
 from rapid.diffusion.solvers import Solver, early_grid, late_grid
 from rapid.errors import InputError
-from rapid.methods.rapid.knowledge_base import open_knowledge_base, public_denoiser_name
-from rapid.methods.rapid.moments import NAME as MOMENTS
 from rapid.methods.rapid.moments import ClassMoments
 from rapid.methods.rapid.neighbours import ClassRecords, choose_neighbours
-from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
-from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
-from rapid.probe.network import Probe
+from rapid.methods.rapid.parts import Parts
+from rapid.methods.rapid.settings import GenerationSettings
+from rapid.nn import Denoiser
 from rapid.runtime import place
 from rapid.sampling.solver_trajectories import Entry, Phase, Route, SolverTrajectories
 from rapid.sampling.streams import Streams, normal
@@ -52,8 +50,8 @@ class Initialisation(NamedTuple):
     """None if the late steps start from noise."""
 
 
-class RapidGenerator:
-    """Samples from a RAPID bundle; implements `rapid.sampling.generator.Generator`.
+class RapidSampler:
+    """Samples images with the parts of a bundle: all of `RapidGenerator` but the bundle.
 
     x_T ~ N(0, I); T -> k with the public denoiser, unconditionally; z_k = h(x_k); the nearest key's value at v; v -> 0
     with the bundle's denoiser. With 100 steps, k = 0.8 T and v = 0.2 T these are 20 + 20 network calls. The knowledge
@@ -67,12 +65,11 @@ class RapidGenerator:
     post-processing, too. With `moments` images begin from the released Gaussian of their class (see `ClassMoments`).
 
     Args:
-        bundle: a public or a private bundle.
+        parts: networks, knowledge base and settings.
         device: where the networks run.
-        settings: of generation; default: the bundle's own.
+        settings: of generation.
 
     Attributes:
-        bundle: as given.
         classes: names of the classes; empty for an unconditional model.
         image_shape: (H, W) or (H, W, 3).
         latent_shape: (c, h, w).
@@ -82,30 +79,24 @@ class RapidGenerator:
         private_from: highest timestep for which the bundle's own denoiser is used.
     """
 
-    def __init__(self, bundle: Bundle, device: torch.device, settings: GenerationSettings | None = None) -> None:
-        self.bundle = bundle
-        self.classes = bundle.classes
-        self._bundle_settings = bundle.settings_as(RapidSettings)
-        self.settings = settings or self._bundle_settings.generation
-        self.image_shape = bundle.image_shape
-        self.latent_shape: tuple[int, ...] = self._bundle_settings.latent_shape
+    def __init__(self, parts: Parts, device: torch.device, settings: GenerationSettings) -> None:
+        self._parts = parts
+        self._settings = parts.settings
+        self.classes = parts.classes
+        self.settings = settings
+        self.image_shape = parts.image_shape
+        self.latent_shape: tuple[int, ...] = parts.settings.latent_shape
         self.device = device
-        self._autoencoder = place(bundle.component("autoencoder", Autoencoder), device)
-        self._denoisers = {
-            PRIVATE: place(bundle.component("denoiser", Denoiser), device),
-            PUBLIC: place(bundle.component(public_denoiser_name(bundle), Denoiser), device),
-        }
-        self._encoder = bundle.component("encoder", TrajectoryEncoder).to(device)
-        own_probe = bundle.config.kind == "private" and bundle.has("probe")
-        probe = bundle.component("probe", Probe) if own_probe else None
-        self._probe = None if probe is None or self.settings.attempts == 1 else place(probe, device)
-        self._knowledge_base = open_knowledge_base(bundle)
-        self._class_records = self._records_by_class(probe)
+        self._autoencoder = place(parts.autoencoder, device)
+        self._denoisers = {PRIVATE: place(parts.denoiser, device), PUBLIC: place(parts.public_denoiser, device)}
+        self._encoder = parts.encoder.to(device)
+        self._probe = None if parts.probe is None or settings.attempts == 1 else place(parts.probe, device)
+        self._class_records = self._records_by_class()
         self._moments = self._class_moments()
-        self._schedule = Schedule.build(self._bundle_settings.schedule).to(device)
-        self.private_from = _highest_private_timestep(bundle, self._bundle_settings)
-        from_noise = self.settings.retrieval == "none"
-        self.start = self.max_steps if from_noise else self.settings.start or self._bundle_settings.late_start
+        self._schedule = Schedule.build(parts.settings.schedule).to(device)
+        self.private_from = parts.private_from
+        from_noise = settings.retrieval == "none"
+        self.start = self.max_steps if from_noise else settings.start or parts.settings.late_start
         self._routes: dict[int, Route] = {}
 
     @property
@@ -151,7 +142,7 @@ class RapidGenerator:
     @property
     def records(self) -> int:
         """Number of knowledge base records."""
-        return len(self._knowledge_base)
+        return len(self._parts.knowledge_base)
 
     @torch.no_grad()
     def record_images(self, records: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -163,7 +154,7 @@ class RapidGenerator:
         for record in records[(records < 0) | (records >= self.records)].tolist():
             raise InputError("record", f"must lie in 0..{self.records - 1}", record)
         values = self._values(records)
-        t = torch.full((len(records),), self._bundle_settings.retrieval.v, device=self.device)
+        t = torch.full((len(records),), self._settings.retrieval.v, device=self.device)
         return self.decode(self._schedule.denoise(values, self.predict(PUBLIC, values, t, None), t))
 
     def route(self, steps: int | None = None) -> Route:
@@ -178,7 +169,7 @@ class RapidGenerator:
             networks = tuple(PUBLIC if t > self.private_from else PRIVATE for t in late.timesteps)
             route: Route = (Phase(late, networks),)
             if self._queries:
-                grid = early_grid(self.max_steps, self._bundle_settings.retrieval.k, stride)
+                grid = early_grid(self.max_steps, self._settings.retrieval.k, stride)
                 early = Solver.build(self.settings.sampler, self._schedule, grid, stride, denoise_last=True)
                 route = (Phase(early, (PUBLIC,) * len(early.timesteps)), *route)
             self._routes[stride] = route
@@ -265,9 +256,9 @@ class RapidGenerator:
     def _nearest(self, streams: Streams, query: Tensor) -> NDArray[np.int64]:
         """One of the nearest records of each query."""
         keys = self._encoder(query).cpu().numpy()
-        neighbours = self._bundle_settings.private.neighbours
+        neighbours = self._settings.private.neighbours
         uniforms = np.array([stream.random() for stream in streams]) if neighbours > 1 else None
-        return choose_neighbours(self._knowledge_base, keys, neighbours, uniforms)
+        return choose_neighbours(self._parts.knowledge_base, keys, neighbours, uniforms)
 
     @property
     def _queries(self) -> bool:
@@ -283,14 +274,14 @@ class RapidGenerator:
 
     def _diffuse_to_start(self, values: Tensor, streams: Streams) -> Tensor:
         """Diffuse retrieved values from v to where the late steps start."""
-        v = self._bundle_settings.retrieval.v
+        v = self._settings.retrieval.v
         if self.start == v:
             return values
         timesteps = (torch.full((len(values),), t, device=self.device) for t in (v, self.start))
         return self._schedule.diffuse_on(values, self._normal(streams), *timesteps)
 
     def _values(self, records: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(self._knowledge_base.values(records)).to(self.device)
+        return torch.from_numpy(self._parts.knowledge_base.values(records)).to(self.device)
 
     def _class_moments(self) -> ClassMoments | None:
         """The moments of the classes, if images begin from them.
@@ -300,22 +291,40 @@ class RapidGenerator:
         """
         if self.settings.retrieval != "moments":
             return None
-        if not self.bundle.has(MOMENTS):
+        if self._parts.moments is None:
             problem = "this bundle has no moments (private.moments.share); choose query, class or none"
             raise InputError("generation.retrieval", problem, "moments")
-        return self.bundle.component(MOMENTS, ClassMoments).to(self.device)
+        return self._parts.moments.to(self.device)
 
-    def _records_by_class(self, probe: Probe | None) -> ClassRecords | None:
+    def _records_by_class(self) -> ClassRecords | None:
         """Records by class: in a public bundle from the class itself, else from similar public classes.
 
         None (retrieval by query) without classes, or without a probe to compare them.
         """
-        labels = self._knowledge_base.labels
+        labels, probe = self._parts.knowledge_base.labels, self._parts.probe
         if self.settings.retrieval != "class" or not self.classes:
             return None
-        if self.bundle.config.kind == "public":
+        if self._parts.kind == "public":
             return ClassRecords(np.eye(len(self.classes)), labels)
-        return None if probe is None else ClassRecords(probe.resemblance().numpy(), labels)
+        return None if probe is None else ClassRecords(probe.resemblance().cpu().numpy(), labels)
+
+
+class RapidGenerator(RapidSampler):
+    """Samples from a RAPID bundle; implements `rapid.sampling.generator.Generator`.
+
+    Args:
+        bundle: a public or a private bundle.
+        device: where the networks run.
+        settings: of generation; default: the bundle's own.
+
+    Attributes:
+        bundle: as given.
+    """
+
+    def __init__(self, bundle: Bundle, device: torch.device, settings: GenerationSettings | None = None) -> None:
+        parts = Parts.of(bundle)
+        super().__init__(parts, device, settings or parts.settings.generation)
+        self.bundle = bundle
 
 
 def guided(denoiser: Denoiser, x: Tensor, t: Tensor, labels: Tensor, scale: float) -> Tensor:
@@ -326,9 +335,3 @@ def guided(denoiser: Denoiser, x: Tensor, t: Tensor, labels: Tensor, scale: floa
     both = denoiser(torch.cat([x, x]), torch.cat([t, t]), torch.cat([labels, null]))
     conditional, unconditional = both.chunk(2)
     return unconditional + scale * (conditional - unconditional)
-
-
-def _highest_private_timestep(bundle: Bundle, settings: RapidSettings) -> int:
-    """The highest timestep for which the bundle's own denoiser is used."""
-    late = bundle.config.kind == "private" and settings.private.objective != "ldm"
-    return settings.late_start if late else settings.schedule.timesteps

@@ -20,11 +20,13 @@ from rapid.dp.rows import PrivateTensor
 from rapid.dp.training_spec import training_spec
 from rapid.errors import InputError
 from rapid.methods.base import Description
+from rapid.methods.rapid.distillation import distil
 from rapid.methods.rapid.knowledge_base import NAME as KNOWLEDGE_BASE
 from rapid.methods.rapid.knowledge_base import open_knowledge_base
 from rapid.methods.rapid.moments import NAME as MOMENTS
 from rapid.methods.rapid.moments import ClassMoments, moments_spec, release_moments
-from rapid.methods.rapid.objectives import PrivateObjective, Retriever, uses_retrieval
+from rapid.methods.rapid.objectives import PrivateObjective, Retriever, trained_timesteps, uses_retrieval
+from rapid.methods.rapid.parts import Parts
 from rapid.methods.rapid.public_stage import public_facts
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.methods.rapid.subspace import NAME as SUBSPACE
@@ -108,7 +110,11 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: RapidSet
     if MOMENTS in access.budget.names:
         subspace = base.component(SUBSPACE, Subspace).to(access.device)
         moments = components[MOMENTS] = release_moments(access, latents, subspace, own.moments.covariance)
-    components[DENOISER] = _train_denoiser(access, latents, base, settings, probe, moments)
+    denoiser = _train_denoiser(access, latents, base, settings, probe, moments)
+    if settings.private.distillation.candidates and probe is not None and access.ranks.first:
+        parts = _parts(access, base, settings, denoiser, probe, moments)
+        denoiser = distil(parts, access.device, access.post_processing)
+    components[DENOISER] = denoiser
     return components
 
 
@@ -123,6 +129,8 @@ def describe_private(settings: RapidSettings, base: Bundle | None, budget: Budge
         f"Everything else comes from public images ({sources}): autoencoder, encoder, knowledge base, the features\n"
         "of the probe, and the denoiser that makes queries. Images can show traits of public neighbours.\n"
     )
+    if settings.private.distillation.candidates:
+        about += "After DP-SGD the denoiser was trained on those of its own images that the probe was surest of.\n"
     facts = public_facts(settings, len(open_knowledge_base(base))) | {"objective": objective}
     return Description(about, facts)
 
@@ -192,6 +200,31 @@ def _train_denoiser(
         execution=Execution.of(own),
     )
     return denoiser
+
+
+def _parts(
+    access: PrivateAccess,
+    base: Bundle,
+    settings: RapidSettings,
+    denoiser: Denoiser,
+    probe: Probe,
+    moments: ClassMoments | None,
+) -> Parts:
+    """What candidates are drawn with: results of releases, and public components."""
+    return Parts(
+        settings=settings,
+        kind="private",
+        classes=access.facts.classes,
+        image_shape=settings.image.shape,
+        autoencoder=base.component("autoencoder", Autoencoder),
+        denoiser=denoiser.eval(),
+        public_denoiser=base.component(DENOISER, Denoiser),
+        encoder=base.component("encoder", TrajectoryEncoder),
+        knowledge_base=open_knowledge_base(base),
+        probe=probe,
+        moments=moments,
+        private_from=trained_timesteps(settings),
+    )
 
 
 def _retriever(base: Bundle, settings: RapidSettings, device: torch.device) -> Retriever | None:

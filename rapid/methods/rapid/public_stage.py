@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rapid_index import KnowledgeBase, KnowledgeBaseError, load_faiss
+from torch import Tensor
 
-from rapid.bundle import Thumbnails
+from rapid.bundle import Bundle, Thumbnails
 from rapid.bundle.builder import BundleBuilder
 from rapid.data import split_indices
 from rapid.data.augmented import AugmentedImages
@@ -37,8 +38,9 @@ from rapid.methods.rapid.settings import RapidSettings
 from rapid.methods.rapid.subspace import NAME as SUBSPACE
 from rapid.methods.rapid.subspace import VIEWS, Subspace, SubspaceRecipe, fit_subspace
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
-from rapid.probe.features import ProbeRecipe, train_features
-from rapid.probe.network import Probe
+from rapid.probe.features import ProbeRecipe, class_prototypes, train_features
+from rapid.probe.network import COMPONENT as PROBE
+from rapid.probe.network import Probe, class_similarity
 from rapid.ranks import Ranks
 from rapid.training import Checkpoint
 
@@ -66,7 +68,7 @@ def train_public(builder: BundleBuilder, public: PublicImages, settings: RapidSe
             np.savez(stream, pre_training=pre, reference=reference)
     stage = _Stage(builder, public, settings, pre, reference)
     models = stage.networks()
-    probe = stage.probe() if settings.probe.enabled and public.images.labels is not None else None
+    probe = stage.probe() if settings.probe.enabled and stage.labelled else None
     stage.subspace(models)
     hashes = {name: builder.hash_of(name) for name in ("autoencoder", "denoiser", "encoder")}
     stage.knowledge_base(models, hashes)
@@ -118,6 +120,11 @@ class _Stage:
         return self.builder.ranks
 
     @property
+    def labelled(self) -> bool:
+        """Whether the images have classes."""
+        return self.public.images.labels is not None
+
+    @property
     def images_hash(self) -> str:
         """Hash of the images and their split."""
         return f"{self.builder.images}-{self.settings.split.model_dump_json()}"
@@ -135,6 +142,8 @@ class _Stage:
 
     def networks(self) -> Models:
         """Make the three networks; each needs the ones before it."""
+        if (given := self.builder.given) is not None:
+            return self._given_networks(given)
         s, make, classes = self.settings, self.builder.make, len(self.public.images.classes)
         shown = self.views(self.pre, s.augmentations.training)
         images, shape = self.images_hash, s.latent_shape
@@ -179,6 +188,29 @@ class _Stage:
 
         return autoencoder, denoiser, make("encoder", TrajectoryEncoder, encoder_recipe, encoder_from).to(self.device)
 
+    def _given_networks(self, given: Bundle) -> Models:
+        """Networks that were trained on other images; only the classes of the denoiser become those of the images.
+
+        The embedding of a class is a blend of those of the classes that it resembles.
+        """
+        known = given.component("denoiser", Denoiser)
+        denoiser = known.with_classes(len(self.public.images.classes))
+        if self.labelled and given.has(PROBE):
+            own = self._prototypes(given.component(PROBE, Probe))
+            denoiser.blend_classes(known, class_similarity(own, given.component(PROBE, Probe).prototypes))
+        keep = self.builder.keep
+        return (
+            keep("autoencoder", given.component("autoencoder", Autoencoder)).to(self.device),
+            keep("denoiser", denoiser.eval()).to(self.device),
+            keep("encoder", given.component("encoder", TrajectoryEncoder)).to(self.device),
+        )
+
+    def _prototypes(self, probe: Probe) -> Tensor:
+        """Mean features of the classes of D_pre, on the CPU."""
+        images, labels = Subset(self.public.images.images, self.pre), self.labels[self.pre]
+        count = len(self.public.images.classes)
+        return class_prototypes(probe.to(self.device), images, labels, count, self.device).cpu()
+
     def subspace(self, models: Models) -> None:
         """Make the subspace in which moments of private images can be released."""
         s = self.settings
@@ -194,7 +226,11 @@ class _Stage:
         self.builder.make(SUBSPACE, Subspace, recipe, lambda state: fit_subspace(recipe, shown, models[0], self.ranks))
 
     def probe(self) -> Probe:
-        """Make the features of the probe."""
+        """Make the features of the probe; those of given networks get the prototypes of the images' classes."""
+        if (given := self.builder.given) is not None:
+            trained = given.component(PROBE, Probe)
+            made = trained.with_prototypes(self._prototypes(trained).to(trained.mean.device))
+            return self.builder.keep(PROBE, made.cpu()).to(self.device)
         recipe = ProbeRecipe(images=self.images_hash, image=self.settings.image, probe=self.settings.probe)
 
         def probe_from(state: Checkpoint) -> Probe:
@@ -202,7 +238,7 @@ class _Stage:
             classes = len(self.public.images.classes)
             return train_features(recipe, images, labels, classes, self.device, state, self.ranks)
 
-        return self.builder.make("probe", Probe, recipe, probe_from).to(self.device)
+        return self.builder.make(PROBE, Probe, recipe, probe_from).to(self.device)
 
     def knowledge_base(self, models: Models, hashes: dict[str, str]) -> None:
         """Make the knowledge base of D_ref."""

@@ -74,29 +74,6 @@ class MomentsSettings(Section):
     warmup_from: int = Field(300, ge=1, description="lowest timestep of the warm-up: lower ones show what moments lack")
 
 
-class RapidPrivateSettings(DpSgdSettings):
-    """The private stage (Algorithm 2)."""
-
-    objective: Literal["rapid", "late", "ldm"] = Field(
-        "rapid",
-        description="rapid: Eq. 5 from retrieved values; late: t <= v with Gaussian noise; ldm: all t, plain loss",
-    )
-    start: int | None = Field(
-        None,
-        ge=1,
-        description="timestep, v or more, at which the late steps begin: retrieved values are diffused on from v to it",
-    )
-    neighbours: int = Field(
-        1,
-        ge=1,
-        description="nearest records of a query, of which one is drawn, in training as in sampling; 1: the paper",
-    )
-    label_dropout: float = Field(0.0, ge=0, le=1, description="share of examples trained with the null class")
-    probe: PrivateProbeSettings = PrivateProbeSettings()
-    overlap: OverlapSettings = OverlapSettings()
-    moments: MomentsSettings = MomentsSettings()
-
-
 class GenerationSettings(SamplingSettings):
     """How images are sampled."""
 
@@ -129,6 +106,49 @@ class GenerationSettings(SamplingSettings):
     epsilon_scale: float = Field(
         1.0, gt=0, description="the noise that is predicted is divided by this; more than 1: more varied, less clean"
     )
+
+
+class DistillationSettings(Section):
+    """Select and distil: after DP-SGD the denoiser trains on those of its own images that the probe is surest of."""
+
+    candidates: int = Field(
+        0, ge=0, description="images that the probe judges in each round, at no privacy cost; 0: no distillation"
+    )
+    rounds: int = Field(1, ge=1, description="of drawing, judging and training")
+    keep: float = Field(
+        0.3, gt=0, le=1, description="share of the images that the probe takes for their class that is kept: the surest"
+    )
+    views: int = Field(1, ge=0, description="random views of each kept image that are trained on beside it")
+    augment: AugmentSettings = AugmentSettings(rotate=8.0, scale=0.1, shift=0.04)
+    label_dropout: float = Field(0.1, ge=0, le=1, description="share of examples trained with the null class")
+    sampling: GenerationSettings | None = Field(
+        None, description="how the candidates of the first round are drawn; None: by `generation`, as later ones"
+    )
+    training: Training = Training(steps=1000, batch_size=256, ema_decay=0.99)
+
+
+class RapidPrivateSettings(DpSgdSettings):
+    """The private stage (Algorithm 2)."""
+
+    objective: Literal["rapid", "late", "ldm"] = Field(
+        "rapid",
+        description="rapid: Eq. 5 from retrieved values; late: t <= v with Gaussian noise; ldm: all t, plain loss",
+    )
+    start: int | None = Field(
+        None,
+        ge=1,
+        description="timestep, v or more, at which the late steps begin: retrieved values are diffused on from v to it",
+    )
+    neighbours: int = Field(
+        1,
+        ge=1,
+        description="nearest records of a query, of which one is drawn, in training as in sampling; 1: the paper",
+    )
+    label_dropout: float = Field(0.0, ge=0, le=1, description="share of examples trained with the null class")
+    probe: PrivateProbeSettings = PrivateProbeSettings()
+    overlap: OverlapSettings = OverlapSettings()
+    moments: MomentsSettings = MomentsSettings()
+    distillation: DistillationSettings = DistillationSettings()
 
 
 class RapidSettings(MethodSettings):
@@ -178,14 +198,9 @@ class RapidSettings(MethodSettings):
                 f"private.start must lie in retrieval.v..schedule.timesteps ({self.retrieval.v}..{T}), "
                 f"not {self.private.start}"
             )
-        begin = self.generation.start
-        if begin is not None and not self.retrieval.v <= begin <= self.late_start:
-            raise ValueError(
-                f"generation.start must lie in {self.retrieval.v}..{self.late_start} (retrieval.v to where the late "
-                f"steps begin), not {begin}"
-            )
-        if self.generation.steps > T:
-            raise ValueError(f"generation.steps must be at most {T} (schedule.timesteps), not {self.generation.steps}")
+        self._check_sampling("generation", self.generation)
+        if self.private.distillation.sampling is not None:
+            self._check_sampling("private.distillation.sampling", self.private.distillation.sampling)
         if self.image.size % self.autoencoder.reduction:
             raise ValueError(
                 f"image.size must be divisible by {self.autoencoder.reduction}, the autoencoder's reduction"
@@ -202,6 +217,16 @@ class RapidSettings(MethodSettings):
                 f"times: it must be divisible by {factor}"
             )
         return self
+
+    def _check_sampling(self, name: str, own: GenerationSettings) -> None:
+        T = self.schedule.timesteps
+        if own.start is not None and not self.retrieval.v <= own.start <= self.late_start:
+            raise ValueError(
+                f"{name}.start must lie in {self.retrieval.v}..{self.late_start} (retrieval.v to where the late "
+                f"steps begin), not {own.start}"
+            )
+        if own.steps > T:
+            raise ValueError(f"{name}.steps must be at most {T} (schedule.timesteps), not {own.steps}")
 
     def for_private_run(self, overrides: Sequence[str]) -> Self:
         """The objective `ldm` trains every timestep, so retrieval need not skip any when sampling."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rapid.bundle import Bundle
+from rapid.bundle.networks import open_networks
 from rapid.data import fit_images, load_images, to_unit_range
 from rapid.diffusion import Schedule
 from rapid.errors import InputError
@@ -198,7 +199,9 @@ def test_networks_of_another_bundle(
     """What depends on a changed setting is trained; the bundle is the one that is made without the other."""
     settings = apply_overrides(tiny_settings.model_dump(mode="json"), [changed])
     capfd.readouterr()
-    bundle = build_public_bundle([letters], tmp_path / "with", settings, CPU, resume=False, networks=public_bundle)
+    bundle = build_public_bundle(
+        [letters], tmp_path / "with", settings, CPU, resume=False, networks=open_networks(public_bundle)
+    )
     bars = {line.split(":")[0].strip() for line in capfd.readouterr().err.replace("\r", "\n").split("\n")}
     made = {*NETWORKS, "knowledge base"}
     assert bars & made == made - taken
@@ -218,5 +221,5 @@ def test_networks_of_other_images(
 ) -> None:
     out = tmp_path / "out"
     with pytest.raises(InputError, match=r"networks .*other images"):
-        build_public_bundle([digits], out, tiny_settings, CPU, resume=False, networks=public_bundle)
+        build_public_bundle([digits], out, tiny_settings, CPU, resume=False, networks=open_networks(public_bundle))
     assert not out.exists()

@@ -1,0 +1,72 @@
+"""What RAPID samples with: the parts of a stored bundle, or of a private run that has not written its bundle yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from rapid_index import KnowledgeBase
+
+from rapid.bundle import Bundle
+from rapid.bundle.format import Kind
+from rapid.methods.rapid.knowledge_base import open_knowledge_base, public_denoiser_name
+from rapid.methods.rapid.moments import NAME as MOMENTS
+from rapid.methods.rapid.moments import ClassMoments
+from rapid.methods.rapid.objectives import trained_timesteps
+from rapid.methods.rapid.settings import RapidSettings
+from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
+from rapid.probe.network import COMPONENT as PROBE
+from rapid.probe.network import Probe
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Networks, knowledge base and settings.
+
+    Attributes:
+        settings: of the bundle.
+        kind: of the bundle.
+        classes: names of the classes; empty for an unconditional model.
+        image_shape: (H, W) or (H, W, 3).
+        autoencoder: public.
+        denoiser: the bundle's own.
+        public_denoiser: of the early steps; in a public bundle the same.
+        encoder: public.
+        knowledge_base: public.
+        probe: with a linear layer for the private classes; None in a public bundle and where none was trained.
+        moments: of the private classes; None where they were not released.
+        private_from: the highest timestep for which the bundle's own denoiser is used; above it the public one is.
+    """
+
+    settings: RapidSettings
+    kind: Kind
+    classes: tuple[str, ...]
+    image_shape: tuple[int, ...]
+    autoencoder: Autoencoder
+    denoiser: Denoiser
+    public_denoiser: Denoiser
+    encoder: TrajectoryEncoder
+    knowledge_base: KnowledgeBase
+    probe: Probe | None
+    moments: ClassMoments | None
+    private_from: int
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> Self:
+        """Open the parts of a bundle."""
+        private, settings = bundle.config.kind == "private", bundle.settings_as(RapidSettings)
+        late = private and not settings.private.distillation.candidates
+        return cls(
+            settings=settings,
+            kind=bundle.config.kind,
+            classes=bundle.classes,
+            image_shape=bundle.image_shape,
+            autoencoder=bundle.component("autoencoder", Autoencoder),
+            denoiser=bundle.component("denoiser", Denoiser),
+            public_denoiser=bundle.component(public_denoiser_name(bundle), Denoiser),
+            encoder=bundle.component("encoder", TrajectoryEncoder),
+            knowledge_base=open_knowledge_base(bundle),
+            probe=bundle.component(PROBE, Probe) if private and bundle.has(PROBE) else None,
+            moments=bundle.component(MOMENTS, ClassMoments) if bundle.has(MOMENTS) else None,
+            private_from=trained_timesteps(settings) if late else settings.schedule.timesteps,
+        )
