@@ -134,7 +134,8 @@ def _memory_and_kernels(settings: RapidSettings, rows: int, device: torch.device
 def engine(setup: Setup) -> Outcome:
     """A sampling step with 1 to 1,024 rows, as the server takes it: the time of all steps of so many images."""
     model = setup.made("speed" if (setup.folder / "speed").exists() else "public")
-    generator = open_generator(model, setup.name, ["generation.attempts=1"])
+    few = ["generation.steps=10"] if setup.smallest else []
+    generator = open_generator(model, setup.name, ["generation.attempts=1", *few])
     found: dict[str, dict[str, float]] = {}
     for rows in BATCHES[:3] if setup.smallest else BATCHES:
         trajectories = generator.trajectories()

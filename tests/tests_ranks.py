@@ -36,7 +36,7 @@ def two_ranks(*arguments: object) -> list[Program]:
 
 def ends_of(programs: list[Program]) -> list[CompletedProcess[str]]:
     """Wait for their ends."""
-    told = [program.communicate(180) for program in programs]
+    told = [program.communicate(300) for program in programs]
     return [
         CompletedProcess(program.arguments, program.wait(), *texts)
         for program, texts in zip(programs, told, strict=True)

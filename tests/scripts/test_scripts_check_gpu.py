@@ -12,8 +12,11 @@ import tests_process
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "check_gpu.py"
-SLOW = ("serve", "audit", "evaluate", "two ranks", "step of imagenet32")
-"""Commands that other tests run, and a step that is the same with the smallest sizes."""
+SLOW = (
+    "serve", "audit", "evaluate", "two ranks", "info, plan, ledger", "train-private late", "train-private ldm",
+    "images, pndm", "images, dpm-solver++", "step of imagenet32",
+)  # fmt: skip
+"""Commands that other tests run, and checks that differ from others in a setting alone."""
 BROKEN = """
 import sys
 

@@ -54,7 +54,7 @@ def test_build_kb_by_torchrun(tmp_path: Path, letters: Path, public_bundle: Path
     process = torchrun(
         "-m", "rapid", "build-kb", "--public", letters, "--preset", "demo", *settings(*TINY), "--out", out
     )  # fmt: skip
-    output, errors = process.communicate(timeout=300)
+    output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     assert output.count("public bundle:") == 1
     alone, shared = Bundle.open(public_bundle, "model"), Bundle.open(out, "model")
