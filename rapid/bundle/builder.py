@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Protocol, TypeVar
 
 import torch
@@ -11,6 +13,7 @@ import torch
 from rapid.bundle.components import Component, StoredComponent, component_hash, kind_of, save_component
 from rapid.bundle.format import Bundle, Loadable
 from rapid.files import replacing
+from rapid.ranks import Ranks
 from rapid.training import Checkpoint, RunFolder
 from rapid.training.recipe import Recipe
 
@@ -25,12 +28,16 @@ MadeT = TypeVar("MadeT", bound=Made)
 class BundleBuilder:
     """Collects the components of a public bundle while a method makes them.
 
+    With several ranks, all of them make each component, and the first one writes it. A method whose functions share the
+    work by `ranks` is faster; the others' work is done by each rank alone, and only that of the first counts.
+
     Args:
-        run_folder: where they are written.
+        run_folder: where they are written; all ranks see the same folder.
         images: hash of the public images, their labels and their division into sets; part of every recipe.
         device: where networks are trained.
         networks: a public bundle of the same images, whose components are reused if their recipes are the same; or
             trained networks of other images, which a method takes as they are (see `given`).
+        ranks: the processes that make them together.
 
     Attributes:
         components: all components so far, by name.
@@ -39,8 +46,14 @@ class BundleBuilder:
     """
 
     def __init__(
-        self, run_folder: RunFolder, images: str, device: torch.device, networks: Bundle | None = None
+        self,
+        run_folder: RunFolder,
+        images: str,
+        device: torch.device,
+        networks: Bundle | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        self.ranks = ranks or Ranks()
         self.images = images
         self.device = device
         self.components: dict[str, Component] = {}
@@ -65,11 +78,15 @@ class BundleBuilder:
         """
 
         def write(folder: Path) -> None:
-            train(checkpoint).save(folder)
+            # only the first rank's state is kept
+            path = self._run_folder.checkpoint(name) if self.ranks.first else folder / "checkpoint.pt"
+            made = train(Checkpoint(path))
+            if self.ranks.first:
+                made.save(folder)
 
-        checkpoint = Checkpoint(self._run_folder.checkpoint(name))
         self.write(name, (kind.__module__, kind.__qualname__), recipe, write)
-        checkpoint.remove()
+        if self.ranks.first:
+            Checkpoint(self._run_folder.checkpoint(name)).remove()
         return kind.load(self.out / name)
 
     def write(self, name: str, kind: tuple[str, str], recipe: Recipe, write: Callable[[Path], None]) -> None:
@@ -79,17 +96,31 @@ class BundleBuilder:
             name: its folder.
             kind: module and name of its class.
             recipe: all its inputs.
-            write: writes it to a new folder.
+            write: writes it to a new folder; what other ranks than the first write is dropped.
         """
         folder = self.out / name
-        if not folder.is_dir():
-            with replacing(folder) as target:
-                if self._reuse is not None and self._same_in(self._reuse, name, recipe):
-                    self._reuse.stored(name).save(target)
-                else:
+        if self.ranks.broadcast(not folder.is_dir()):
+            found = self.ranks.first and self._reuse is not None and self._same_in(self._reuse, name, recipe)
+            reused = self.ranks.broadcast(found)
+            with self._target(folder) as target:
+                if not reused:
                     write(target)
+                elif self.ranks.first and self._reuse is not None:
+                    self._reuse.stored(name).save(target)
+            # the others go on when it is there
+            self.ranks.broadcast(None)
         self.components[name] = StoredComponent(folder, kind)
         self.recipes[name] = recipe.digest
+
+    @contextmanager
+    def _target(self, folder: Path) -> Iterator[Path]:
+        """Where this rank writes a component: only what the first rank writes becomes `folder`."""
+        if self.ranks.first:
+            with replacing(folder) as target:
+                yield target
+        else:
+            with TemporaryDirectory() as scratch:
+                yield Path(scratch) / folder.name
 
     def _same_in(self, other: Bundle, name: str, recipe: Recipe) -> bool:
         """Whether `other` has this component, made with exactly the components that are here.
@@ -107,11 +138,15 @@ class BundleBuilder:
             component: as loaded, or changed.
         """
         folder = self.out / name
-        if not folder.is_dir():
-            save_component(component, folder)
+        if self.ranks.broadcast(not folder.is_dir()):
+            if self.ranks.first:
+                save_component(component, folder)
+            # the others go on when it is there
+            self.ranks.broadcast(None)
         self.components[name] = StoredComponent(folder, kind_of(component))
         self.recipes[name] = self.hash_of(name)
-        return component
+        # what was written: new class embeddings may be random
+        return type(component).load(folder)
 
     def hash_of(self, name: str) -> str:
         """Content hash of a finished component."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from datetime import timedelta
 
 from rapid.bundle import Bundle
 from rapid.bundle.networks import open_networks
@@ -11,17 +12,43 @@ from rapid.config.sections import MethodSettings
 from rapid.errors import InputError
 from rapid.methods import apply_overrides, find_method, load_settings
 from rapid.methods.base import Automatic, Extending
+from rapid.ranks import Ranks
 from rapid.runtime import choose_device
 from rapid.stages.automatic import PRESET, AutomaticChoice
 from rapid.stages.public import build_public_bundle
 
 MINUTES = 30.0
 """Default of --minutes."""
+TIMEOUT = timedelta(hours=2)
+"""The first process alone chooses settings and writes the index of a knowledge base; the others wait."""
 
 
 def build_kb(options: argparse.Namespace) -> None:
     """`rapid build-kb`."""
     device = choose_device(options.device)
+    with Ranks.join(device, TIMEOUT) as ranks:
+        networks, settings = ranks.all_or_none(lambda: _asked(options))
+        bundle = build_public_bundle(
+            options.public,
+            options.out,
+            settings,
+            device,
+            resume=options.resume,
+            networks=networks,
+            label_column=options.label_column,
+            ranks=ranks,
+        )
+    if not ranks.first:
+        return
+    held = bundle.config.facts.get("knowledge_base", {}).get("entries")
+    print(f"public bundle: {bundle.path}" + (f" ({held:,} records in the knowledge base)" if held else ""))
+    for line in bundle.config.facts.get("findings", []):
+        print(line)
+    print(f"next: rapid train-private --base {bundle.path} --private PATH --epsilon 1 --out DIR")
+
+
+def _asked(options: argparse.Namespace) -> tuple[Bundle | None, MethodSettings | AutomaticChoice]:
+    """The networks to build on, if any; and the settings, or a request that the method chooses them."""
     networks = None if options.networks is None else open_networks(options.networks)
     settings: MethodSettings | AutomaticChoice
     if networks is not None and networks.config.kind == "networks":
@@ -33,20 +60,7 @@ def build_kb(options: argparse.Namespace) -> None:
     else:
         settings = settings_without_base(options)
         refuse_minutes(options)
-    bundle = build_public_bundle(
-        options.public,
-        options.out,
-        settings,
-        device,
-        resume=options.resume,
-        networks=networks,
-        label_column=options.label_column,
-    )
-    held = bundle.config.facts.get("knowledge_base", {}).get("entries")
-    print(f"public bundle: {bundle.path}" + (f" ({held:,} records in the knowledge base)" if held else ""))
-    for line in bundle.config.facts.get("findings", []):
-        print(line)
-    print(f"next: rapid train-private --base {bundle.path} --private PATH --epsilon 1 --out DIR")
+    return networks, settings
 
 
 def settings_of_networks(networks: Bundle, options: argparse.Namespace) -> MethodSettings:

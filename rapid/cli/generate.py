@@ -14,13 +14,33 @@ from rapid.errors import InputError
 from rapid.files import write_json
 from rapid.methods import open_generator
 from rapid.progress import Progress
-from rapid.sampling.generate import Samples, resolve_labels
-from rapid.sampling.generate import generate as generate_samples
+from rapid.ranks import Ranks
+from rapid.runtime import choose_device
+from rapid.sampling.generate import Samples, generate_together, resolve_labels
 from rapid.sampling.generator import Generator
 
 
 def generate(options: argparse.Namespace) -> None:
     """`rapid generate`."""
+    with Ranks.join(choose_device(options.device)) as ranks:
+        generator, count, labels = ranks.all_or_none(lambda: _prepared(options))
+        with Progress("generating", count, "image", shown=ranks.first) as progress:
+            samples = generate_together(
+                generator, ranks, count, labels, options.seed, lambda done, _: progress.advance_to(done)
+            )
+    if samples is None:
+        return
+    write_samples(options.out, samples.images, samples.labels, generator.classes, provenance(generator.bundle))
+    share = samples.tally.share
+    words = "" if share is None else f"; {samples.candidates:,} candidates, {share:.1%} accepted for their class"
+    calls = f"{samples.calls:.4g} network {'call' if samples.calls == 1 else 'calls'} an image"
+    print(f"{options.out}: {count:,} images, seed {samples.seed}, {calls}{words}")
+    if options.report is not None:
+        write_json(options.report, _report(generator, samples))
+
+
+def _prepared(options: argparse.Namespace) -> tuple[Generator, int, list[int] | None]:
+    """Check the arguments, and open the model: it, the number of images, and the class of each."""
     check_target(options.out, options.count)
     if options.report is not None and (options.report.suffix != ".json" or options.report.is_dir()):
         raise InputError("report", "give a name that ends in .json", options.report)
@@ -31,16 +51,7 @@ def generate(options: argparse.Namespace) -> None:
     generator = open_generator(options.model, options.device, options.overrides)
     count, labels = _wanted(options, generator.classes)
     check_target(options.out, count)
-    with Progress("generating", count, "image") as progress:
-        samples = generate_samples(generator, count, labels, options.seed, lambda done, _: progress.advance_to(done))
-    text = provenance(generator.bundle)
-    write_samples(options.out, samples.images, samples.labels, generator.classes, text)
-    share = samples.tally.share
-    words = "" if share is None else f"; {samples.candidates:,} candidates, {share:.1%} accepted for their class"
-    calls = f"{samples.calls:.4g} network {'call' if samples.calls == 1 else 'calls'} an image"
-    print(f"{options.out}: {count:,} images, seed {samples.seed}, {calls}{words}")
-    if options.report is not None:
-        write_json(options.report, _report(generator, samples))
+    return generator, count, labels
 
 
 def _report(generator: Generator, samples: Samples) -> dict[str, Any]:

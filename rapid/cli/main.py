@@ -12,7 +12,10 @@ from contextlib import nullcontext
 from typing import TextIO
 
 from rapid.cli.parser import build_parser
-from rapid.errors import InputError, RapidError, Stopped
+from rapid.errors import InputError, LostRank, RapidError, Stopped
+
+SHARED = ("build-kb", "generate", "train-private")
+"""Commands that several processes can share."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,15 +51,15 @@ def run(options: argparse.Namespace) -> int:
     cooperative = "resume" in options or options.command == "demo"
     interruption = None if cooperative else Interruption()
     try:
-        if options.command != "train-private" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            words = f"rapid {options.command} runs as a single process; start only train-private with torchrun"
+        if options.command not in SHARED and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            words = f"rapid {options.command} runs as a single process; start only {', '.join(SHARED)} with torchrun"
             raise InputError("", words)
         with stop_on_signal() if cooperative else nullcontext():
             pkgutil.resolve_name(options.run)(options)
     except (Exception, KeyboardInterrupt) as error:
         stopped = isinstance(error, KeyboardInterrupt | Stopped) or (interruption is not None and interruption.happened)
         if not stopped and isinstance(error, Exception):
-            return _report(error)
+            return _report(error, resumes="resume" in options)
         hint = "; rerun the command with --resume to continue" if "resume" in options else ""
         print(f"{_name()}: stopped{hint}", file=sys.stderr)
         return Stopped.exit_code
@@ -73,11 +76,13 @@ def flag(field: str) -> str:
     return f"--set {field}" if "." in field else f"--{field.replace('_', '-')}"
 
 
-def _report(error: Exception) -> int:
+def _report(error: Exception, *, resumes: bool) -> int:
     """Print an expected error in one line and return its exit code; raises any other one."""
     if isinstance(error, RapidError):
         if not error.reported:
             message = str(error)
+            if isinstance(error, LostRank):
+                message += f"; start all ranks again{' with --resume' if resumes else ''}"
             if isinstance(error, InputError):
                 message = error.describe(flag(error.field), "=" if "." in error.field else " ")
             print(f"{_name()}: {message}", file=sys.stderr)

@@ -22,7 +22,12 @@ def augment(images: Tensor, settings: AugmentSettings, generator: torch.Generato
     Returns:
         float (N, C, H, W) in [-1, 1].
     """
-    return transformed(images, settings, torch.rand(6, len(images), generator=generator).to(images.device))
+    return transformed(images, settings, drawn(len(images), generator).to(images.device))
+
+
+def drawn(count: int, generator: torch.Generator) -> Tensor:
+    """The draws of `transformed` for so many images, float (6, count), on the CPU."""
+    return torch.rand(6, count, generator=generator)
 
 
 def transformed(images: Tensor, settings: AugmentSettings, draws: Tensor) -> Tensor:

@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rapid.config.sections import AugmentSettings
-from rapid.data.augment import augment
+from rapid.data.augment import drawn, transformed
 from rapid.data.fit import to_unit_range
 from rapid.data.subset import Images
 from rapid.mapped import release
+
+ALL = slice(None)
 
 
 class AugmentedImages:
@@ -44,20 +46,33 @@ class AugmentedImages:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Newly augmented images, float (count, C, H, W) in [-1, 1]; `generator` is on the CPU."""
+    def draw(self, count: int, generator: torch.Generator, part: slice = ALL) -> Tensor:
+        """Newly augmented images, float (count, C, H, W) in [-1, 1].
+
+        Args:
+            count: how many are drawn.
+            generator: on the CPU.
+            part: which of them are returned; the others are drawn, but not computed.
+        """
         chosen = torch.randint(len(self), (count,), generator=generator)
-        return self._make(self.rows[chosen.numpy()], generator)
+        return self._make(self.rows[chosen.numpy()], generator, part)
+
+    def batch(self, start: int, size: int) -> Tensor:
+        """The augmented images of `rows[start : start + size]`, float (<= size, C, H, W); equal on every call."""
+        images = self._make(self.rows[start : start + size], torch.Generator().manual_seed(start))
+        release()
+        return images
 
     def batches(self, size: int) -> Iterator[Tensor]:
         """All augmented images in the order of `rows`, float (<= size, C, H, W) in [-1, 1]; equal on every call."""
         for start in range(0, len(self), size):
-            yield self._make(self.rows[start : start + size], torch.Generator().manual_seed(start))
-            release()
+            yield self.batch(start, size)
 
-    def _make(self, rows: NDArray[np.int64], generator: torch.Generator) -> Tensor:
-        images = to_unit_range(self._images[rows], self._device)
-        return images if self._augment is None else augment(images, self._augment, generator)
+    def _make(self, rows: NDArray[np.int64], generator: torch.Generator, part: slice = ALL) -> Tensor:
+        images = to_unit_range(self._images[rows[part]], self._device)
+        if self._augment is None:
+            return images
+        return transformed(images, self._augment, drawn(len(rows), generator)[:, part].to(self._device))
 
 
 def even_rows(sources: NDArray[np.int64], count: int) -> NDArray[np.int64]:

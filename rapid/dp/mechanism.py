@@ -13,9 +13,9 @@ from rapid.dp.correlation import Correlation, coefficients, deal
 from rapid.dp.gradients import BookKeeper
 from rapid.dp.padding import PaddedBatch, pad, padded_size
 from rapid.dp.randomness import Randomness
-from rapid.dp.ranks import Ranks
 from rapid.dp.releases import DpSgdSpec, Release
 from rapid.errors import PrivacyRefused
+from rapid.ranks import Ranks
 
 Losses = Callable[[Tensor], Tensor]
 """indices int64 (rows,) of private examples -> their losses, float (rows,), each a function of its own example alone.

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rapid.dp.randomness import Randomness
-from rapid.dp.ranks import Ranks
 from rapid.dp.releases import Release
+from rapid.ranks import Ranks
 
 ROUNDING_MARGIN = 2.0**-20
 

@@ -78,15 +78,17 @@ class Resources:
     Attributes:
         device: where it computes.
         minutes: of wall time that it may take.
+        processes: that share the work, each on such a device.
     """
 
     device: torch.device
     minutes: float
+    processes: int = 1
 
     @property
     def seconds(self) -> float:
-        """The same in seconds."""
-        return 60 * self.minutes
+        """Seconds of work of all processes together."""
+        return 60 * self.minutes * self.processes
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from torch.nn import functional as F
 
 from rapid.config.sections import ImageSettings, ProbeSettings
 from rapid.data import to_unit_range
-from rapid.data.augment import augment
+from rapid.data.augment import drawn, transformed
 from rapid.data.subset import Images
 from rapid.mapped import release
 from rapid.probe.network import Probe
+from rapid.ranks import Ranks
 from rapid.training import Checkpoint
 from rapid.training.public import train
 from rapid.training.recipe import Recipe
@@ -40,6 +41,7 @@ def train_features(
     num_classes: int,
     device: torch.device,
     checkpoint: Checkpoint,
+    ranks: Ranks | None = None,
 ) -> Probe:
     """Train the trunk to classify augmented public images; then set projection and prototypes.
 
@@ -52,9 +54,10 @@ def train_features(
         num_classes: number of public classes.
         device: where to train.
         checkpoint: of the training state.
+        ranks: the processes that share each batch.
     """
     torch.manual_seed(4)
-    own = recipe.probe
+    own, ranks = recipe.probe, ranks or Ranks()
     model = Probe.build(recipe.image, own, num_classes).to(device)
     head = nn.Sequential(nn.Linear(model.trunk_width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, num_classes)).to(device)
     network = nn.ModuleDict({"trunk": model.trunk, "head": head})
@@ -62,12 +65,15 @@ def train_features(
     weights = (1 / counts.clamp_min(1))[torch.from_numpy(labels)]
 
     def loss(generator: torch.Generator) -> Tensor:
-        chosen = _draw(weights, own.training.batch_size, generator).numpy()
-        views = augment(to_unit_range(images[chosen], device), own.augment, generator)
+        count = own.training.batch_size
+        chosen = _draw(weights, count, generator)[ranks.rows].numpy()
+        draws = drawn(count, generator)[:, ranks.rows].to(device)
+        views = transformed(to_unit_range(images[chosen], device), own.augment, draws)
         target = torch.from_numpy(labels[chosen]).to(device)
-        return F.cross_entropy(head(model.trunk(views)), target, label_smoothing=LABEL_SMOOTHING)
+        mean = F.cross_entropy(head(model.trunk(views)), target, label_smoothing=LABEL_SMOOTHING)
+        return mean * ranks.weight(count)
 
-    train("probe", network, loss, own.training, checkpoint)
+    train("probe", network, loss, own.training, checkpoint, ranks=ranks)
     model.eval()
     model.fit_projection(*_moments(model, images, device))
     model.prototypes.copy_(class_prototypes(model, images, labels, num_classes, device))

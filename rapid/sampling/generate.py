@@ -5,12 +5,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rapid.errors import InputError
-from rapid.sampling.acceptance import AcceptanceRate, Accepted, Tally
+from rapid.ranks import Ranks
+from rapid.sampling.acceptance import AcceptanceRate, Tally
 from rapid.sampling.generator import Generator, Trajectories
 from rapid.sampling.request import Request
 from rapid.sampling.streams import MAX_SEED
@@ -63,14 +65,62 @@ def generate(
     Raises:
         InputError: an argument is out of range; see `make_request`.
     """
-    request = make_request(generator, count, labels, seed, steps)
+    samples = generate_together(generator, Ranks(), count, labels, seed, progress, steps)
+    assert samples is not None
+    return samples
+
+
+def generate_together(
+    generator: Generator,
+    ranks: Ranks,
+    count: int,
+    labels: Sequence[int] | None = None,
+    seed: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    steps: int | None = None,
+) -> Samples | None:
+    """As `generate`, by several ranks, which make one batch each at a time: the very batches that one rank makes.
+
+    Which candidates a batch has can depend on how many of the batches before it were accepted. The ranks make the next
+    batches as they would be if those before them changed nothing; one that turns out otherwise is made again.
+
+    Args:
+        generator: the model, the same on all ranks.
+        ranks: the processes; the arguments of the first one count.
+        count: at least 1.
+        labels: `count` class indices; None takes all classes in turn.
+        seed: 0..2^63 - 1; None draws one.
+        progress: called with (images done, count) after each batch, on the first rank.
+        steps: sampling steps, 1..generator.max_steps; None takes the generator's.
+
+    Returns:
+        The images on the first rank, None on all others.
+
+    Raises:
+        InputError: an argument is out of range; see `make_request`.
+        LostRank: another rank is gone.
+    """
+    request = ranks.all_or_none(lambda: make_request(generator, count, labels, seed, steps) if ranks.first else None)
     trajectories = generator.trajectories()
+    if request is None:
+        while turn := ranks.broadcast(NO_BATCHES):
+            ranks.gather(_make(generator, trajectories, turn[ranks.rank]) if ranks.rank < len(turn) else None)
+        return None
     images = np.zeros((count, *generator.image_shape), np.uint8)
+    due = _draw(generator, request)
     while request.missing:
-        for accepted in _make_batch(generator, trajectories, request):
-            images[accepted.place] = accepted.image
-        if progress is not None:
-            progress(count - request.missing, count)
+        turn = ranks.broadcast([due, *_ahead(generator, request, ranks.count - 1)])
+        for batch, made in zip(turn, ranks.gather(_make(generator, trajectories, due)), strict=False):
+            if not batch.same(due):
+                break
+            for accepted in request.offer(*made):
+                images[accepted.place] = accepted.image
+            if progress is not None:
+                progress(count - request.missing, count)
+            if not request.missing:
+                break
+            due = _draw(generator, request)
+    ranks.broadcast(NO_BATCHES)
     calls = generator.calls(request.steps) * request.drawn / count
     return Samples(images, request.labels, request.seed, request.drawn, request.tally, calls)
 
@@ -135,15 +185,45 @@ def resolve_labels(classes: Sequence[str], labels: Sequence[int | str]) -> list[
     return resolved
 
 
-def _make_batch(generator: Generator, trajectories: Trajectories, request: Request) -> list[Accepted]:
-    """Draw one batch of candidates, make them, and return the places that they fill."""
-    numbers, labels = request.draw(generator.batch_size)
-    rows = trajectories.begin(request.seed, numbers, labels, request.steps)
-    number_of = dict(zip(rows.tolist(), numbers.tolist(), strict=True))
-    accepted: list[Accepted] = []
+class _Batch(NamedTuple):
+    """Candidates that one rank makes."""
+
+    numbers: NDArray[np.int64]
+    labels: NDArray[np.int64] | None
+    seed: int
+    steps: int | None
+
+    def same(self, other: _Batch) -> bool:
+        """Whether both have the same candidates."""
+        return np.array_equal(self.numbers, other.numbers)
+
+
+NO_BATCHES: list[_Batch] = []
+Made = tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.float32] | None]
+"""Numbers of candidates, their images, and the probabilities of their classes; see `Request.offer`."""
+
+
+def _draw(generator: Generator, request: Request) -> _Batch:
+    """The next batch of candidates."""
+    return _Batch(*request.draw(generator.batch_size), request.seed, request.steps)
+
+
+def _ahead(generator: Generator, request: Request, count: int) -> list[_Batch]:
+    """At most so many batches, as they would follow if those in flight changed nothing."""
+    drawn = request.preview(generator.batch_size, count)
+    return [_Batch(numbers, labels, request.seed, request.steps) for numbers, labels in drawn if len(numbers)]
+
+
+def _make(generator: Generator, trajectories: Trajectories, batch: _Batch) -> Made:
+    """Make the candidates of a batch."""
+    rows = trajectories.begin(batch.seed, batch.numbers, batch.labels, batch.steps)
+    number_of = dict(zip(rows.tolist(), batch.numbers.tolist(), strict=True))
+    made: list[Made] = []
     while number_of:
         finished = trajectories.advance(np.fromiter(number_of, np.int64))
         if len(finished.rows):
-            done = np.array([number_of.pop(row) for row in finished.rows.tolist()])
-            accepted += request.offer(done, *generator.finish(finished.latents))
-    return accepted
+            numbers = np.array([number_of.pop(row) for row in finished.rows.tolist()])
+            made.append((numbers, *generator.finish(finished.latents)))
+    labelled = [probabilities for *_, probabilities in made if probabilities is not None]
+    numbers, images = (np.concatenate([one[place] for one in made]) for place in (0, 1))
+    return numbers, images, np.concatenate(labelled) if labelled else None

@@ -93,6 +93,14 @@ class Request:
         numbers = np.array(drawn, np.int64)
         return numbers, None if self.labels is None else self.labels[numbers % self.count]
 
+    def preview(self, limit: int, count: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64] | None]]:
+        """What the next `count` calls of `draw` return if nothing is offered meanwhile; nothing counts as drawn."""
+        before = [(pool, pool.drawn, pool.in_flight) for pool in self._pools.values()]
+        drawn = [self.draw(limit) for _ in range(count)]
+        for pool, earlier, in_flight in before:
+            pool.drawn, pool.in_flight = earlier, in_flight
+        return drawn
+
     def needs(self, number: int) -> bool:
         """Whether a candidate in flight can still matter."""
         return self._pool(number).open > 0

@@ -65,13 +65,15 @@ class AutomaticChoice:
     def __post_init__(self) -> None:
         check_minutes(self.minutes)
 
-    def public_settings(self, sets: Sequence[ImageSet], out: Path, device: torch.device) -> MethodSettings:
+    def public_settings(
+        self, sets: Sequence[ImageSet], out: Path, device: torch.device, processes: int = 1
+    ) -> MethodSettings:
         """Settings of the public stage; those of an earlier run in `out`, if there is one.
 
         Raises:
             InputError: the method does not choose, too few images, or an override that does not fit.
         """
-        choice = self._chooser().choose_public(sets, Resources(device, self.minutes))
+        choice = self._chooser().choose_public(sets, Resources(device, self.minutes, processes))
         earlier = earlier_settings(out, "build-kb")
         if not earlier:
             self._tell(choice.why)

@@ -22,7 +22,6 @@ from rapid.data.units import ONE_IMAGE, ONE_PERSON, PeopleFrom
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget, calibrate
 from rapid.dp.ledger import Ledger, Limit, default_path
-from rapid.dp.ranks import Ranks
 from rapid.dp.releases import default_delta
 from rapid.dp.spending import Charge
 from rapid.dp.statement import privacy_statement
@@ -30,6 +29,7 @@ from rapid.errors import InputError
 from rapid.mapped import scratch_in, taken
 from rapid.methods import find_method
 from rapid.methods.base import Method, OptionalBase
+from rapid.ranks import Ranks
 from rapid.rounding import as_typed, rounded_down
 from rapid.stages.automatic import PrivateChoice
 from rapid.training import RunFolder

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from rapid.errors import InputError
 from rapid.mapped import scratch_in
 from rapid.methods import find_method
 from rapid.methods.base import PublicImages
+from rapid.progress import hidden
+from rapid.ranks import Ranks
 from rapid.stages.automatic import AutomaticChoice
 from rapid.training import RunFolder
 
@@ -33,8 +37,12 @@ def build_public_bundle(
     resume: bool,
     networks: Bundle | None = None,
     label_column: str | None = None,
+    ranks: Ranks | None = None,
 ) -> Bundle:
     """Run the public stage of a method and write the bundle `out`.
+
+    The bundle does not depend on the number of ranks, except for the rounding of sums. A run can be resumed with
+    another number.
 
     Args:
         paths: public image sets; several are joined and their classes kept apart.
@@ -46,68 +54,128 @@ def build_public_bundle(
         networks: a public bundle of the same images, whose components with the same recipe are reused; or networks
             alone, which are not trained further, with settings that fit them (`networks_settings`).
         label_column: see `load_images`.
+        ranks: the processes that share the work; all get the same arguments, and the first one writes `out`, a folder
+            that all of them see.
 
     Raises:
         InputError: bad images, an `out` that holds something else, a public bundle `networks` of other images or of
             another method, or a method without a public stage.
+        LostRank: another rank is gone; the last saved state remains.
         Stopped: a stop was requested; the state is saved.
     """
-    method = find_method(settings.method)
+    ranks = ranks or Ranks()
+    with nullcontext() if ranks.first else hidden():
+        return _build(paths, out, settings, device, resume, networks, label_column, ranks)
+
+
+def _build(
+    paths: Sequence[Path],
+    out: Path,
+    settings: MethodSettings | AutomaticChoice,
+    device: torch.device,
+    resume: bool,
+    networks: Bundle | None,
+    label_column: str | None,
+    ranks: Ranks,
+) -> Bundle:
+    ranks.agree("--device", device.type.encode())
+    method = ranks.all_or_none(lambda: find_method(settings.method))
     if not method.has_public_stage:
-        raise InputError("method", "has no public stage; start with train-private", method.name)
+        error = InputError("method", "has no public stage; start with train-private", method.name)
+        error.reported = not ranks.first
+        raise error
     with scratch_in(out):
-        loaded = [load_images(path, "public", label_column=label_column) for path in paths]
-        if isinstance(settings, AutomaticChoice):
-            settings = settings.public_settings(loaded, out, device)
-        sets = [_fitted(path, part, settings.image) for path, part in zip(paths, loaded, strict=True)]
-        del loaded  # may be large
+        chosen, sets = _read(paths, out, settings, device, label_column, ranks)
         images = join(sets, "public")
     names = tuple(name for part in sets for name in part.classes)
     sources = np.repeat(np.arange(len(sets)), [len(part) for part in sets])
     # augmented images are drawn from each set alike, so the division into sets matters
     fingerprint = f"{images.fingerprint()}-{len(sets)}"
-    if networks is not None:
-        check_same_images(networks, fingerprint)
+    ranks.all_or_none(lambda: None if networks is None else check_same_images(networks, fingerprint))
     # settings of private training and sampling are not fixed here
-    used = settings.model_dump(mode="json", include={"method", *settings.public_sections})
+    used = chosen.model_dump(mode="json", include={"method", *chosen.public_sections})
     manifest: dict[str, Any] = {
         "settings": used,
         "public": {"sources": [path.name for path in paths], "classes": images.classes, "images": fingerprint},
     }
     if networks is not None and networks.config.kind == "networks":
         manifest["networks"] = networks.digest
-    with RunFolder.enter(out, "build-kb", manifest, resume=resume) as run_folder, scratch_in(out):
-        if is_finished(out):
-            return Bundle.open(out, "out", "public")
-        builder = BundleBuilder(run_folder, fingerprint, device, networks)
-        found = method.train_public(builder, PublicImages(images, sources, names), settings)
-        config = BundleConfig(
-            kind="public",
-            method=method.name,
-            settings=settings.model_dump(mode="json"),
-            image=settings.image,
-            classes=images.classes,
-            public=PublicData(
-                sources=tuple(path.name for path in paths),
+    ranks.agree("--public or the settings", json.dumps(manifest, sort_keys=True).encode())
+    with ExitStack() as stack:
+
+        def enter() -> RunFolder:
+            if ranks.first:
+                return stack.enter_context(RunFolder.enter(out, "build-kb", manifest, resume=resume))
+            return RunFolder(out)
+
+        run_folder = ranks.all_or_none(enter)
+        stack.enter_context(scratch_in(out))
+        if not ranks.broadcast(is_finished(out)):
+            ranks.all_or_none(lambda: _same_folder(run_folder))
+            builder = BundleBuilder(run_folder, fingerprint, device, networks, ranks)
+            found = method.train_public(builder, PublicImages(images, sources, names), chosen)
+            config = BundleConfig(
+                kind="public",
+                method=method.name,
+                settings=chosen.model_dump(mode="json"),
+                image=chosen.image,
                 classes=images.classes,
-                pre_training=found.pre_training,
-                reference=found.reference,
-                fingerprint=fingerprint,
-            ),
-            recipes=builder.recipes,
-            facts=found.facts | ({"findings": list(found.findings)} if found.findings else {}),
+                public=PublicData(
+                    sources=tuple(path.name for path in paths),
+                    classes=images.classes,
+                    pre_training=found.pre_training,
+                    reference=found.reference,
+                    fingerprint=fingerprint,
+                ),
+                recipes=builder.recipes,
+                facts=found.facts | ({"findings": list(found.findings)} if found.findings else {}),
+            )
+            if ranks.first:
+                write_bundle(out, config, builder.components, card=public_card(config, found.about))
+                run_folder.leave()
+            # the others open it when it is there
+            ranks.broadcast(None)
+        return Bundle.open(out, "out", "public")
+
+
+def _read(
+    paths: Sequence[Path],
+    out: Path,
+    settings: MethodSettings | AutomaticChoice,
+    device: torch.device,
+    label_column: str | None,
+    ranks: Ranks,
+) -> tuple[MethodSettings, list[ImageSet]]:
+    """The settings, which the first rank chooses if they are to be chosen, and the sets in the form of the model."""
+    loaded = ranks.all_or_none(lambda: [load_images(path, "public", label_column=label_column) for path in paths])
+    if isinstance(settings, AutomaticChoice):
+        choice = settings
+        # chosen by measured times, which differ from process to process
+        mine = ranks.all_or_none(
+            lambda: choice.public_settings(loaded, out, device, ranks.count) if ranks.first else None
         )
-        bundle = write_bundle(out, config, builder.components, card=public_card(config, found.about))
-        run_folder.leave()
-        return bundle
+        broadcast = ranks.broadcast(mine)
+        assert broadcast is not None
+        settings = broadcast
+    form = settings.image
+    return settings, ranks.all_or_none(
+        lambda: [_fitted(path, part, form, told=ranks.first) for path, part in zip(paths, loaded, strict=True)]
+    )
 
 
-def _fitted(path: Path, images: ImageSet, form: ImageSettings) -> ImageSet:
-    """Bring a public set to the form of the model, and say in one line what was done to its images."""
+def _same_folder(run_folder: RunFolder) -> None:
+    if run_folder.earlier() is None:
+        raise InputError(
+            "out", "is not the same folder for all processes; give one that all of them see", run_folder.out
+        )
+
+
+def _fitted(path: Path, images: ImageSet, form: ImageSettings, *, told: bool) -> ImageSet:
+    """Bring a public set to the form of the model; if `told`, say in one line what was done to its images."""
     notes = list(images.notes)
     if form.channels == 1 and images.channels == 3:
         notes.append("colours are dropped (image.channels=1)")
-    if notes:
+    if notes and told:
         height, width = images.images.shape[1:3]
         colours = "grey" if images.channels == 1 else "RGB"
         print(f"rapid: {path}: 8-bit {colours} of {width}x{height}; {'; '.join(notes)}", file=sys.stderr, flush=True)

@@ -34,7 +34,7 @@ class Stateful(Protocol):
 class Trainer:
     """Runs the steps of one training, which can be stopped between any two steps and resumed.
 
-    The state is saved only after whole steps: `check_stop` is called between steps, never within one. An exception
+    The state is saved only after whole steps: `check` is called between steps, never within one. An exception
     within a step saves nothing, so the last checkpoint remains.
 
     Args:
@@ -84,6 +84,7 @@ class Trainer:
         between_steps: Callable[[int], None] | None = None,
         shown: bool = True,
         pause_every: int = 1,
+        check: Callable[[], None] = check_stop,
     ) -> None:
         """Take the remaining steps up to `steps`, then put the averaged weights into the network.
 
@@ -95,6 +96,7 @@ class Trainer:
             between_steps: called after each step with the number of steps done, such as a GAN's generator step.
             shown: whether progress is shown.
             pause_every: the training stops, and its state is saved, only after a multiple of so many steps.
+            check: raises Stopped before a step if it is not to be taken, such as `GradientSum.check_stop`.
 
         Raises:
             Stopped: a stop was requested; the state after the last whole step is saved.
@@ -108,7 +110,7 @@ class Trainer:
             while self.steps_done < steps:
                 try:
                     if self.steps_done % pause_every == 0:
-                        check_stop()
+                        check()
                 except Stopped:
                     save()
                     raise

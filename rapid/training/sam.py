@@ -15,7 +15,13 @@ TINY = 1e-12
 """Added to the norm, so that a gradient of zero moves nothing."""
 
 
-def backward_sharp(parameters: Sequence[Tensor], loss: Callable[[], Tensor], rho: float) -> Tensor:
+Reduce = Callable[[Tensor, Sequence[Tensor]], Tensor]
+"""Value and gradients of one process -> value of all; replaces the gradients by those of all, in place."""
+
+
+def backward_sharp(
+    parameters: Sequence[Tensor], loss: Callable[[], Tensor], rho: float, reduce: Reduce | None = None
+) -> Tensor:
     """Add the gradient at w + rho * g / ||g|| to `.grad`, where g is the gradient at w; w stays as it is.
 
     The optimiser's step that follows is SAM with this optimiser as its base. It costs two forward and backward passes;
@@ -25,6 +31,7 @@ def backward_sharp(parameters: Sequence[Tensor], loss: Callable[[], Tensor], rho
         parameters: w, leaves that require gradients.
         loss: a scalar; called twice, and must be the same function of w both times, with the same batch and draws.
         rho: radius, at least 0.
+        reduce: adds up over several processes, such as `GradientSum`; then `.grad` must be empty before.
 
     Returns:
         The loss at w, a scalar without a graph.
@@ -32,17 +39,25 @@ def backward_sharp(parameters: Sequence[Tensor], loss: Callable[[], Tensor], rho
     value = loss()
     if rho == 0:
         value.backward()
-        return value.detach()
+        return value.detach() if reduce is None else reduce(value, _gradients(parameters))
     gradients = torch.autograd.grad(value, list(parameters), allow_unused=True)
     pairs = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
+    total = value.detach() if reduce is None else reduce(value, [g for _, g in pairs])
     before = [p.detach().clone() for p, _ in pairs]
     norm = torch.stack([torch.linalg.vector_norm(g) for _, g in pairs]).norm()
     with torch.no_grad():
         for parameter, gradient in pairs:
             parameter.add_(gradient * (rho / (norm + TINY)))
-    loss().backward()
+    again = loss()
+    again.backward()
+    if reduce is not None:
+        reduce(again, _gradients(parameters))
     with torch.no_grad():
         # copies, because subtracting what was added would leave rounding errors
         for (parameter, _), old in zip(pairs, before, strict=True):
             parameter.copy_(old)
-    return value.detach()
+    return total
+
+
+def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]

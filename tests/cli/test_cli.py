@@ -140,7 +140,7 @@ def test_other_commands_are_not_distributed(
     paths: Paths, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(GENERATE.format(**paths).split()) == 2
+    assert main(["info", str(paths["tmp"])]) == 2
     assert "runs as a single process" in capfd.readouterr().err
 
 

@@ -17,9 +17,9 @@ from rapid.dp.gradients import BookKeeper
 from rapid.dp.gradients.forms import ROUNDING_MARGIN
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.randomness import DeviceRandomness
-from rapid.dp.ranks import Ranks
 from rapid.dp.releases import DpSgdSpec, QuerySpec, Release
 from rapid.errors import PrivacyRefused
+from rapid.ranks import Ranks
 
 
 def release_of(noise_multiplier: float = 2.0, **changes: float) -> Release:

@@ -32,8 +32,8 @@ from rapid.dp.noise import (
 )
 from rapid.dp.queries import noisy_sum
 from rapid.dp.randomness import Randomness
-from rapid.dp.ranks import Ranks
 from rapid.dp.releases import DpSgdSpec, QuerySpec, Release
+from rapid.ranks import Ranks
 
 
 def seeded(seed: int) -> Words:

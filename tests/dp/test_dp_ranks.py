@@ -6,12 +6,8 @@ import importlib.util
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
-from subprocess import CompletedProcess
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests_process import Program
+from tests_ranks import ends_of, torchrun, two_ranks
 
 from rapid.bundle import Bundle
 from rapid.dp import PublicFacts, Ranks, calibrate, default_delta
@@ -42,39 +38,11 @@ def load_program() -> ModuleType:
     return module
 
 
-def free_port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
-
-
-def on_two_ranks(*arguments: str) -> list[CompletedProcess[str]]:
-    """The ends of two processes that are started as torchrun does it; for tests that do not need its launcher."""
-    place = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    programs = [Program(*arguments[2:], env=place | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
-    told = [program.communicate(180) for program in programs]
-    return [
-        CompletedProcess(program.arguments, program.wait(), *texts)
-        for program, texts in zip(programs, told, strict=True)
-    ]
-
-
-def torchrun(*arguments: str) -> subprocess.Popen[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
-    return subprocess.Popen(
-        [*launcher, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
     """What two ranks computed."""
     out = tmp_path_factory.mktemp("ranks")
-    process = torchrun(str(PROGRAM), str(out))
+    process = torchrun(PROGRAM, out)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(2)]
@@ -155,7 +123,7 @@ def test_a_failure_is_everybodys_and_told_once(results: list[Result]) -> None:
 
 
 def arguments(base: Path, private: Path, out: Path, *more: str) -> list[str]:
-    command = ["-m", "rapid", "train-private", "--base", str(base), "--private", str(private), "--epsilon", "8"]
+    command = ["train-private", "--base", str(base), "--private", str(private), "--epsilon", "8"]
     return [*command, "--out", str(out), *more]
 
 
@@ -163,7 +131,7 @@ def test_train_private_on_two_ranks(
     tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: RapidSettings
 ) -> None:
     out = tmp_path / "out"
-    process = torchrun(*arguments(public_bundle, digits, out, "--set", "private.multiplicity=2"))
+    process = torchrun("-m", "rapid", *arguments(public_bundle, digits, out, "--set", "private.multiplicity=2"))
     output, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors
     assert output.count("private bundle:") == 1
@@ -185,13 +153,13 @@ def test_a_single_image_on_two_ranks(tmp_path: Path, public_bundle: Path, digits
     with np.load(digits) as archive:
         np.savez(tmp_path / "one.npz", images=archive["images"][:1], labels=np.zeros(1, np.int64))
     out = tmp_path / "out"
-    ends = on_two_ranks(*arguments(public_bundle, tmp_path / "one.npz", out, "--set", "private.expected_batch=1"))
+    ends = ends_of(two_ranks(*arguments(public_bundle, tmp_path / "one.npz", out, "--set", "private.expected_batch=1")))
     assert [end.returncode for end in ends] == [0, 0], ends
     assert json.loads((out / "privacy.json").read_text())["dataset_size"] == 1
 
 
 def test_bad_input_is_said_once(tmp_path: Path, public_bundle: Path) -> None:
-    ends = on_two_ranks(*arguments(public_bundle, tmp_path / "none", tmp_path / "out"))
+    ends = ends_of(two_ranks(*arguments(public_bundle, tmp_path / "none", tmp_path / "out")))
     assert [end.returncode for end in ends] == [2, 2]
     assert sum(end.stderr.count("does not exist; give a folder of images") for end in ends) == 1
     assert not (tmp_path / "out").exists()
@@ -199,7 +167,7 @@ def test_bad_input_is_said_once(tmp_path: Path, public_bundle: Path) -> None:
 
 def test_an_overlap_is_refused_once(tmp_path: Path, public_bundle: Path, letters: Path) -> None:
     out = tmp_path / "out"
-    ends = on_two_ranks(*arguments(public_bundle, letters, out, "--set", "private.overlap.share=0.5"))
+    ends = ends_of(two_ranks(*arguments(public_bundle, letters, out, "--set", "private.overlap.share=0.5")))
     assert [end.returncode for end in ends] == [3, 3]
     assert sum(end.stderr.count("--private and --base overlap") for end in ends) == 1
     assert sorted(p.name for p in out.iterdir()) == ["checkpoints"]
@@ -208,7 +176,7 @@ def test_an_overlap_is_refused_once(tmp_path: Path, public_bundle: Path, letters
 def test_a_killed_rank_ends_the_job_which_can_be_resumed(tmp_path: Path, public_bundle: Path, digits: Path) -> None:
     out = tmp_path / "out"
     more = ("--set", "private.steps=60")
-    process = torchrun(*arguments(public_bundle, digits, out, *more))
+    process = torchrun("-m", "rapid", *arguments(public_bundle, digits, out, *more))
     assert process.stderr is not None
     shown = ""
     while "denoiser  " not in shown:
@@ -222,7 +190,7 @@ def test_a_killed_rank_ends_the_job_which_can_be_resumed(tmp_path: Path, public_
     assert "SIGKILL" in errors
     assert not (out / "privacy.json").exists()
     assert 0 < torch.load(out / "checkpoints" / "denoiser.pt", weights_only=True)["step"] < 60
-    again = torchrun(*arguments(public_bundle, digits, out, *more, "--resume"))
+    again = torchrun("-m", "rapid", *arguments(public_bundle, digits, out, *more, "--resume"))
     _, errors = again.communicate(timeout=180)
     assert again.returncode == 0, errors
     assert json.loads((out / "privacy.json").read_text())["steps"] == 60

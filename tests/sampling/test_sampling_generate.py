@@ -10,11 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests_ranks import on_threads
 from torch import Tensor
 
 from rapid.bundle import Bundle
 from rapid.errors import InputError
-from rapid.sampling.generate import generate, make_request, resolve_labels
+from rapid.ranks import Ranks
+from rapid.sampling.generate import Samples, generate, generate_together, make_request, resolve_labels
 from rapid.sampling.generator import Finished
 from rapid.sampling.streams import make_streams, normal
 
@@ -92,6 +94,47 @@ class Closed:
 
     def record_images(self, records: NDArray[np.int64]) -> NDArray[np.uint8]:
         raise InputError("record", "there is none")
+
+
+class Mixing(Closed):
+    """An image also depends on the other images of its batch, as rounding makes it."""
+
+    def decode(self, latents: Tensor) -> NDArray[np.uint8]:
+        images = super().decode(latents)
+        images[:, 0, 2] = images[:, 0, 1].astype(np.int64).sum() % 251
+        return images
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    ranks=st.integers(2, 4),
+    count=st.integers(1, 90),
+    batch=st.integers(1, 20),
+    attempts=st.integers(1, 3),
+    wanted=st.lists(st.integers(0, 2), min_size=90, max_size=90),
+)
+def test_several_ranks_make_the_very_batches_of_one(
+    ranks: int, count: int, batch: int, attempts: int, wanted: list[int]
+) -> None:
+    def made(rank: Ranks) -> Samples | None:
+        generator = Mixing(attempts=attempts, batch_size=batch, calls=1)
+        return generate_together(generator, rank, count, wanted[:count], seed=5)
+
+    alone = made(Ranks())
+    first, *others = on_threads(ranks, made)
+    assert alone is not None
+    assert first is not None
+    assert others == [None] * (ranks - 1)
+    np.testing.assert_array_equal(first.images, alone.images)
+
+
+def test_a_bad_request_fails_on_all_ranks_and_is_told_once() -> None:
+    def failed(rank: Ranks) -> bool:
+        with pytest.raises(InputError, match="count 0: must be at least 1") as caught:
+            generate_together(Closed(), rank, 0)
+        return caught.value.reported
+
+    assert on_threads(2, failed) == [False, True]
 
 
 @settings(deadline=None)

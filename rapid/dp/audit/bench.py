@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rapid.dp.mechanism import Losses, PrivateMechanism
-from rapid.dp.ranks import Ranks
 from rapid.dp.releases import DpSgdSpec, Release
+from rapid.ranks import Ranks
 
 GAIN = 1e4
 """Factor of all losses: so the gradients are far above the clip norm, and each canary counts with its full weight."""

@@ -16,7 +16,7 @@ from rapid.dp.audit.sampling import CANARIES, batch_findings
 from rapid.dp.audit.sensitivity import LARGEST_QUIET, LEAST_REACH, QUIET, excess
 from rapid.dp.correlation import Correlation, coefficients
 from rapid.dp.mechanism import PrivateMechanism
-from rapid.dp.ranks import Ranks
+from rapid.ranks import Ranks
 
 SILENT_ROUNDS, SINGLES, TURNS = 4, 3, 60
 VALUES = 1 << 14

@@ -19,8 +19,8 @@ from rapid.dp.audit.findings import Finding, certain
 from rapid.dp.audit.noise import noise_findings, scale_finding
 from rapid.dp.budget import Budget
 from rapid.dp.queries import noisy_sum
-from rapid.dp.ranks import Ranks
 from rapid.dp.releases import QuerySpec, Release
+from rapid.ranks import Ranks
 from rapid.training import RunFolder
 
 COUNTS, SUMS = 100, 4000

@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from rapid.dp.audit.bench import Bench, Build, own_rows
 from rapid.dp.audit.findings import Finding, certain, deviations_needed, smallest
-from rapid.dp.ranks import Ranks
+from rapid.ranks import Ranks
 
 CANARIES = 200
 QUIET = 0.01

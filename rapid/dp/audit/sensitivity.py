@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rapid.dp.audit.bench import GAIN, Bench, Build, Subject, alone
 from rapid.dp.audit.findings import Finding, certain, deviations_needed, smallest
-from rapid.dp.ranks import Ranks
+from rapid.ranks import Ranks
 
 QUIET = 0.1
 """Expected norm of the noise in the quiet tests, in clip norms."""

@@ -25,8 +25,8 @@ from rapid.dp.audit.queries import OpenAccess, query_findings
 from rapid.dp.audit.sampling import sampling_findings
 from rapid.dp.audit.sensitivity import IDENTICAL, QUIET, sensitivity_findings, shift_finding
 from rapid.dp.mechanism import PrivateMechanism
-from rapid.dp.ranks import Ranks
 from rapid.errors import PrivacyRefused
+from rapid.ranks import Ranks
 
 SILENT, BUSY, RESUMED = 12, 24, 2
 VALUES = 1 << 16

@@ -40,6 +40,6 @@ def subjects(bundle: Bundle) -> Sequence[Subject]:
         return objective.losses(images[indices], labels[indices], draws[indices])
 
     subject = Subject(
-        "classifier", network, losses, CANARIES, own.clip_norm, own.multiplicity, physical_batch=own.physical_batch
+        "classifier", network, losses, CANARIES, own.clip_norm, own.multiplicity, physical_batch=own.draws_at_a_time
     )
     return [subject, subject.with_autocast()]

@@ -18,6 +18,7 @@ from rapid.methods.dp_classifier.images import NAME as IMAGES
 from rapid.methods.dp_classifier.images import LabelledImages
 from rapid.methods.dp_classifier.settings import DpClassifierSettings, NetworkSettings, WarmUpSettings
 from rapid.nn.wide_resnet import WideResNet
+from rapid.ranks import Ranks
 from rapid.training import Checkpoint
 from rapid.training.optimizers import MOMENTUM
 from rapid.training.public import train
@@ -54,7 +55,7 @@ def train_public(builder: BundleBuilder, public: PublicImages, settings: DpClass
         CLASSIFIER,
         WideResNet,
         recipe,
-        lambda state: warm_up(recipe, public, labels, classes, builder.device, state),
+        lambda state: warm_up(recipe, public, labels, classes, builder.device, state, builder.ranks),
     )
     if settings.warmup.kept:
         builder.add(IMAGES, _kept(public, labels, classes, settings.warmup.kept))
@@ -96,6 +97,7 @@ def warm_up(
     classes: tuple[str, ...],
     device: torch.device,
     checkpoint: Checkpoint,
+    ranks: Ranks | None = None,
 ) -> WideResNet:
     """Train by cross-entropy on random views, with sharpness-aware minimisation.
 
@@ -106,22 +108,26 @@ def warm_up(
         classes: names.
         device: where to train.
         checkpoint: of the training state.
+        ranks: the processes that share each batch: each draws all of it and computes its own rows.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = WideResNet.build(recipe.image, recipe.network, classes).to(device)
-    own, images = recipe.warmup, public.images.images
+    own, images, ranks = recipe.warmup, public.images.images, ranks or Ranks()
     groups = [torch.arange(len(images))]
     if own.sets == "even":
         groups = [torch.from_numpy(np.flatnonzero(public.sources == one)) for one in np.unique(public.sources)]
 
     def loss(generator: torch.Generator) -> Tensor:
-        chosen = _draw(groups, own.training.batch_size, generator).numpy()
-        draws = torch.rand(len(chosen), DRAWS, generator=generator).to(device)
+        count = own.training.batch_size
+        chosen = _draw(groups, count, generator)[ranks.rows].numpy()
+        draws = torch.rand(count, DRAWS, generator=generator)[ranks.rows].to(device)
         views = random_views(to_unit_range(images[chosen], device), draws, own.views)
-        return F.cross_entropy(model(views), torch.from_numpy(labels[chosen]).to(device))
+        mean = F.cross_entropy(model(views), torch.from_numpy(labels[chosen]).to(device))
+        return mean * ranks.weight(count)
 
-    train("warm-up", model, loss, own.training, checkpoint, optimizer=_optimizer(model, own), rho=own.rho)
+    optimizer = _optimizer(model, own)
+    train("warm-up", model, loss, own.training, checkpoint, optimizer=optimizer, rho=own.rho, ranks=ranks)
     return model
 
 

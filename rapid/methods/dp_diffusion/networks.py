@@ -19,6 +19,7 @@ from rapid.diffusion.losses import noise_prediction_loss
 from rapid.diffusion.timesteps import TimestepMixture
 from rapid.methods.dp_diffusion.settings import LinearScheduleSettings, MixtureSettings, PixelDenoiserSettings
 from rapid.nn import Denoiser
+from rapid.ranks import Ranks
 from rapid.training import Checkpoint
 from rapid.training.public import train
 from rapid.training.recipe import Recipe
@@ -86,6 +87,7 @@ def train_denoiser(
     num_classes: int,
     device: torch.device,
     checkpoint: Checkpoint,
+    ranks: Ranks | None = None,
 ) -> Denoiser:
     """Train on views of public images by the plain loss, with timesteps of the mixture.
 
@@ -96,12 +98,14 @@ def train_denoiser(
         num_classes: number of classes that are learnt.
         device: where to train.
         checkpoint: of the training state.
+        ranks: the processes that share each batch: each draws all of it and computes its own rows.
 
     Raises:
+        LostRank: another rank is gone; the last checkpoint remains.
         Stopped: a stop was requested; the state is saved.
     """
     torch.manual_seed(0)
-    own = recipe.denoiser
+    own, ranks = recipe.denoiser, ranks or Ranks()
     model = build_denoiser(recipe, num_classes).to(device)
     if not own.pretrained:
         return model
@@ -110,17 +114,21 @@ def train_denoiser(
 
     def loss(generator: torch.Generator) -> Tensor:
         count = own.training.batch_size
-        chosen = torch.randint(len(images), (count,), generator=generator).numpy()
         # drawn on the CPU, so that a step draws the same numbers on any device
-        views = torch.rand(count, DRAWS, generator=generator).to(device)
-        t = mixture.quantile(torch.rand(count, generator=generator, dtype=torch.float64)).to(device)
-        dropped = torch.rand(count, generator=generator) < own.label_dropout
-        y = torch.where(dropped, num_classes, torch.from_numpy(labels[chosen])).to(device)
-        x = to_patches(random_views(to_unit_range(images[chosen], device), views, recipe.views), own.patch)
-        eps = torch.randn(x.shape, generator=generator).to(device)
-        return noise_prediction_loss(model, schedule, x, y, t, eps).mean()
+        rows = torch.randint(len(images), (count,), generator=generator)
+        draws = torch.rand(count, DRAWS, generator=generator)
+        times = mixture.quantile(torch.rand(count, generator=generator, dtype=torch.float64))
+        nulls = torch.rand(count, generator=generator) < own.label_dropout
+        noise = torch.randn(count, *recipe.latent_shape, generator=generator)
+        rows, draws, times, nulls, noise = (drawn[ranks.rows] for drawn in (rows, draws, times, nulls, noise))
+        chosen = rows.numpy()
+        y = torch.where(nulls, num_classes, torch.from_numpy(labels[chosen])).to(device)
+        views = random_views(to_unit_range(images[chosen], device), draws.to(device), recipe.views)
+        x = to_patches(views, own.patch)
+        losses = noise_prediction_loss(model, schedule, x, y, times.to(device), noise.to(device))
+        return losses.mean() * ranks.weight(count)
 
-    train("denoiser", model, loss, own.training, checkpoint)
+    train("denoiser", model, loss, own.training, checkpoint, ranks=ranks)
     return model
 
 

@@ -43,7 +43,7 @@ def train_public(builder: BundleBuilder, public: PublicImages, settings: DpDiffu
         DENOISER,
         Denoiser,
         recipe,
-        lambda state: train_denoiser(recipe, images.images, labels, classes, builder.device, state),
+        lambda state: train_denoiser(recipe, images.images, labels, classes, builder.device, state, builder.ranks),
     )
     builder.add(THUMBNAILS, Thumbnails(thumbnails(images.images)))
     trained = len(images) if s.denoiser.pretrained else 0

@@ -27,10 +27,10 @@ from torch.nn import functional as F
 
 from rapid.dp.gradients import BookKeeper
 from rapid.dp.randomness import Randomness
-from rapid.dp.ranks import Ranks
 from rapid.methods.dp_gan.controller import StepController
 from rapid.methods.dp_gan.settings import DpGanPrivateSettings
 from rapid.nn.gan import GanDiscriminator, GanGenerator
+from rapid.ranks import Ranks
 from rapid.training.average import WeightAverage
 from rapid.training.loop import Stateful
 

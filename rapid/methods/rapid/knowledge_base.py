@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import count
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from rapid_index import KnowledgeBase, KnowledgeBaseError, KnowledgeBaseWriter
+from torch import Tensor
 
 from rapid.bundle import Bundle
 from rapid.config.sections import AugmentSettings, ScheduleSettings
@@ -19,13 +21,15 @@ from rapid.methods.rapid.networks import one_step_query
 from rapid.methods.rapid.settings import KnowledgeBaseSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.progress import Progress
-from rapid.stopping import check_stop
+from rapid.ranks import Ranks
 from rapid.training.recipe import Recipe
 
 NAME = "knowledge_base"
 KIND = (KnowledgeBase.__module__, KnowledgeBase.__qualname__)
 Models = tuple[Autoencoder, Denoiser, TrajectoryEncoder]
 """The frozen public networks, in evaluation mode on one device."""
+Records = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]
+"""Keys (n, d), values (n, c, h, w) and labels (n,)."""
 
 
 class KnowledgeBaseRecipe(Recipe):
@@ -49,8 +53,11 @@ def build_knowledge_base(
     models: Models,
     hashes: dict[str, str],
     device: torch.device,
+    ranks: Ranks | None = None,
 ) -> None:
     """Write the knowledge base of D_ref to the new folder `path`, in bounded memory.
+
+    The ranks compute records in turn, and the first one writes them: the same ones in the same order as a single rank.
 
     For each augmented image, one noise draw eps gives the whole trajectory x_t = sqrt(abar_t) x + sqrt(1 - abar_t) eps:
     the key is h of the one-step-denoised x_k, the value is x_v of the SAME eps.
@@ -63,14 +70,28 @@ def build_knowledge_base(
         models: autoencoder, denoiser and encoder.
         hashes: content hashes of the three, recorded in the manifest.
         device: where to compute.
+        ranks: the processes that share the work.
 
     Raises:
+        LostRank: another rank is gone; nothing is written.
         Stopped: a stop was requested; nothing is written.
     """
     autoencoder, denoiser, encoder = models
-    schedule = Schedule.build(recipe.schedule).to(device)
+    ranks, schedule = ranks or Ranks(), Schedule.build(recipe.schedule).to(device)
     size = recipe.knowledge_base.batch_size
-    generator = torch.Generator().manual_seed(3)
+
+    def batches() -> Iterator[tuple[int, Tensor]]:
+        generator = torch.Generator().manual_seed(3)
+        for start in range(0, len(views), size):
+            yield start, torch.randn(min(size, len(views) - start), *recipe.latent_shape, generator=generator)
+
+    def records(batch: tuple[int, Tensor]) -> Records:
+        start, eps = batch[0], batch[1].to(device)
+        latents = autoencoder.encode(views.batch(start, size))
+        keys = encoder(one_step_query(denoiser, schedule, latents, eps, recipe.k))
+        values = schedule.diffuse(latents, eps, torch.full((len(latents),), recipe.v, device=device))
+        return keys.cpu().numpy(), values.cpu().numpy(), labels[views.rows[start : start + size]]
+
     writer = KnowledgeBaseWriter(
         path,
         key_dim=encoder.config["features"],
@@ -81,15 +102,11 @@ def build_knowledge_base(
         networks=hashes,
         index_type=recipe.knowledge_base.index_type,
     )
-    with writer, Progress("knowledge base", len(views), "record") as progress:
-        for start, batch in zip(count(0, size), views.batches(size), strict=False):
-            check_stop()
-            latents = autoencoder.encode(batch)
-            eps = torch.randn(latents.shape, generator=generator).to(device)
-            keys = encoder(one_step_query(denoiser, schedule, latents, eps, recipe.k))
-            values = schedule.diffuse(latents, eps, torch.full((len(latents),), recipe.v, device=device))
-            writer.append(keys.cpu().numpy(), values.cpu().numpy(), labels[views.rows[start : start + size]])
-            progress.advance(len(latents))
+    with writer if ranks.first else nullcontext(), Progress("knowledge base", len(views), "record") as progress:
+        for keys, values, numbers in ranks.in_turn(batches(), records):
+            if ranks.first:
+                writer.append(keys, values, numbers)
+            progress.advance(len(keys))
 
 
 def public_denoiser_name(bundle: Bundle) -> str:

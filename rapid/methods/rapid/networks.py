@@ -1,6 +1,7 @@
 """Training of the autoencoder, the denoiser and the trajectory encoder on public images.
 
 Each function gets a recipe: all the settings that it may depend on, so its result can be reused by the recipe's hash.
+With several ranks, each draws the whole batch and computes its own rows, so the result does not depend on their number.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rapid.config.sections import (
     ScheduleSettings,
 )
 from rapid.data import to_unit_range
-from rapid.data.augment import augment
+from rapid.data.augment import drawn, transformed
 from rapid.data.augmented import AugmentedImages
 from rapid.data.subset import Images
 from rapid.diffusion import Schedule
@@ -26,6 +27,7 @@ from rapid.mapped import Rows, parts
 from rapid.methods.rapid.settings import EncoderSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.progress import Progress
+from rapid.ranks import Ranks
 from rapid.stopping import check_stop
 from rapid.training import Checkpoint
 from rapid.training.public import train
@@ -63,7 +65,11 @@ class EncoderRecipe(Recipe):
 
 
 def train_autoencoder(
-    recipe: AutoencoderRecipe, views: AugmentedImages, device: torch.device, checkpoint: Checkpoint
+    recipe: AutoencoderRecipe,
+    views: AugmentedImages,
+    device: torch.device,
+    checkpoint: Checkpoint,
+    ranks: Ranks | None = None,
 ) -> Autoencoder:
     """Train the KL autoencoder, or fit the linear one.
 
@@ -75,29 +81,37 @@ def train_autoencoder(
         views: augmented images of D_pre.
         device: where to train.
         checkpoint: of the training state.
+        ranks: the processes that share the work.
     """
     torch.manual_seed(0)
-    own = recipe.autoencoder
+    own, ranks = recipe.autoencoder, ranks or Ranks()
     model = Autoencoder.build(recipe).to(device)
+    count = own.training.batch_size
 
     def loss(generator: torch.Generator) -> Tensor:
-        x = views.draw(own.training.batch_size, generator)
+        x = views.draw(count, generator, ranks.rows)
         mean, logvar = model.posterior(x)
-        latents = mean + (0.5 * logvar).exp() * _noise(mean.shape, generator, device)
+        noise = torch.randn(count, *mean.shape[1:], generator=generator)
+        latents = mean + (0.5 * logvar).exp() * noise[ranks.rows].to(device)
         error = (model.decode_raw(latents) - x).square().mean()
         divergence = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
-        return error + own.kl_weight * divergence
+        return (error + own.kl_weight * divergence) * ranks.weight(count)
 
     if model.vae is not None:
-        train("autoencoder", model, loss, own.training, checkpoint)
+        train("autoencoder", model, loss, own.training, checkpoint, ranks=ranks)
     if own.kind == "linear":
         model.fit_basis(_patch_moment(views, own.patch))
-    model.set_statistics(*_statistics(encode_views(model, views)))
+    model.set_statistics(*_statistics(encode_views(model, views, ranks)))
     return model.eval()
 
 
 def train_denoiser(
-    recipe: DenoiserRecipe, latents: Tensor, labels: Tensor, num_classes: int, checkpoint: Checkpoint
+    recipe: DenoiserRecipe,
+    latents: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    checkpoint: Checkpoint,
+    ranks: Ranks | None = None,
 ) -> Denoiser:
     """Train the denoiser with the plain loss (Eq. 3) over t in 1..T; labels become the null class at random.
 
@@ -107,23 +121,27 @@ def train_denoiser(
         labels: int64 (N,); all `num_classes` (the null class) if the images are unlabelled.
         num_classes: number of public classes.
         checkpoint: of the training state.
+        ranks: the processes that share the work.
     """
     torch.manual_seed(1)
-    device = latents.device
+    device, ranks = latents.device, ranks or Ranks()
     schedule = Schedule.build(recipe.schedule).to(device)
     model = Denoiser.build(recipe, num_classes).to(device)
     own = recipe.denoiser
 
     def loss(generator: torch.Generator) -> Tensor:
         count = own.training.batch_size
-        chosen = torch.randint(len(latents), (count,), generator=generator).to(device)
-        t = torch.randint(1, schedule.timesteps + 1, (count,), generator=generator).to(device)
-        dropped = torch.rand(count, generator=generator).to(device) < own.label_dropout
+        chosen = torch.randint(len(latents), (count,), generator=generator)
+        t = torch.randint(1, schedule.timesteps + 1, (count,), generator=generator)
+        dropped = torch.rand(count, generator=generator) < own.label_dropout
+        # drawn on the CPU, so that a step draws the same noise on any device
+        noise = torch.randn(count, *latents.shape[1:], generator=generator)
+        chosen, t, dropped, eps = (rows[ranks.rows].to(device) for rows in (chosen, t, dropped, noise))
         y = torch.where(dropped, num_classes, labels[chosen])
-        x = latents[chosen]
-        return noise_prediction_loss(model, schedule, x, y, t, _noise(x.shape, generator, device)).mean()
+        losses = noise_prediction_loss(model, schedule, latents[chosen], y, t, eps)
+        return losses.mean() * ranks.weight(count)
 
-    train("denoiser", model, loss, own.training, checkpoint)
+    train("denoiser", model, loss, own.training, checkpoint, ranks=ranks)
     return model
 
 
@@ -134,6 +152,7 @@ def train_encoder(
     denoiser: Denoiser,
     device: torch.device,
     checkpoint: Checkpoint,
+    ranks: Ranks | None = None,
 ) -> TrajectoryEncoder:
     """Train the trajectory encoder (Algorithm 1) by InfoNCE.
 
@@ -147,26 +166,32 @@ def train_encoder(
         denoiser: frozen, unconditional here as in every query.
         device: where to train.
         checkpoint: of the training state.
+        ranks: the processes that share the work.
     """
     torch.manual_seed(2)
+    ranks = ranks or Ranks()
     schedule = Schedule.build(recipe.schedule).to(device)
     model = TrajectoryEncoder.build(recipe).to(device)
     own = recipe.encoder
 
-    def view(x: Tensor, generator: torch.Generator) -> Tensor:
-        latents = autoencoder.encode(augment(x, own.augment, generator))
-        eps = _noise(latents.shape, generator, device)
+    def view(x: Tensor, count: int, generator: torch.Generator) -> Tensor:
+        draws = drawn(count, generator)[:, ranks.rows].to(device)
+        latents = autoencoder.encode(transformed(x, own.augment, draws))
+        eps = torch.randn(count, *latents.shape[1:], generator=generator)[ranks.rows].to(device)
         return one_step_query(denoiser, schedule, latents, eps, recipe.k)
 
     def loss(generator: torch.Generator) -> Tensor:
         count = min(own.training.batch_size, len(images))
         # without replacement: an image must not be its own negative
-        chosen = torch.randperm(len(images), generator=generator)[:count]
+        chosen = torch.randperm(len(images), generator=generator)[:count][ranks.rows]
         x = to_unit_range(images[chosen.numpy()], device)
-        return info_nce(model(view(x, generator)), model(view(x, generator)), own.temperature)
+        first, second = (ranks.of_all(model(view(x, count, generator)), count) for _ in range(2))
+        whole = info_nce(first, second, own.temperature)
+        # every rank has the loss of the whole batch, with the gradients of its own rows
+        return whole - whole.detach() * (1 - 1 / ranks.count)
 
     # queries are differences of large numbers, and generation makes them in float32
-    train("encoder", model, loss, own.training, checkpoint, exact=True)
+    train("encoder", model, loss, own.training, checkpoint, exact=True, ranks=ranks)
     return model
 
 
@@ -184,17 +209,23 @@ def _patch_moment(views: AugmentedImages, patch: int) -> Tensor:
 
 
 @torch.no_grad()
-def encode_views(autoencoder: Autoencoder, views: AugmentedImages) -> Tensor:
-    """Normalised latents of all augmented images, float (len(views), c, h, w).
+def encode_views(autoencoder: Autoencoder, views: AugmentedImages, ranks: Ranks | None = None) -> Tensor:
+    """Normalised latents of all augmented images, float (len(views), c, h, w), on all ranks, which share the work.
 
     Raises:
+        LostRank: another rank is gone.
         Stopped: a stop was requested.
     """
-    latents = Rows(len(views))
+    ranks, latents = ranks or Ranks(), Rows(len(views))
+    device = next(iter(autoencoder.buffers())).device
+
+    def encoded(start: int) -> Tensor:
+        batch = autoencoder.encode(views.batch(start, ENCODE_BATCH))
+        return batch if ranks.count == 1 else batch.cpu()
+
     with Progress("latents", len(views), "image") as progress:
-        for batch in views.batches(ENCODE_BATCH):
-            check_stop()
-            latents.append(autoencoder.encode(batch))
+        for batch in ranks.in_turn(range(0, len(views), ENCODE_BATCH), encoded):
+            latents.append(batch.to(device))
             progress.advance(len(batch))
     return latents.all
 
@@ -216,8 +247,3 @@ def _statistics(latents: Tensor) -> tuple[Tensor, Tensor]:
     for part in parts(latents):
         squares = squares + (part.double() - mean.view(-1, 1, 1)).square().sum((0, 2, 3))
     return mean.float(), (squares / (count - 1)).sqrt().float()
-
-
-def _noise(shape: torch.Size, generator: torch.Generator, device: torch.device) -> Tensor:
-    # drawn on the CPU, so that a step draws the same noise on any device
-    return torch.randn(shape, generator=generator).to(device)

@@ -41,6 +41,7 @@ from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.probe.features import ProbeRecipe, class_prototypes, train_features
 from rapid.probe.network import COMPONENT as PROBE
 from rapid.probe.network import Probe, class_similarity
+from rapid.ranks import Ranks
 from rapid.training import Checkpoint
 
 
@@ -62,8 +63,9 @@ def train_public(builder: BundleBuilder, public: PublicImages, settings: RapidSe
     except KnowledgeBaseError as error:
         raise InputError("", str(error)) from None
     pre, reference = split_indices(len(public.images), settings.split)
-    with replacing(builder.out / "split.npz") as target, target.open("wb") as stream:
-        np.savez(stream, pre_training=pre, reference=reference)
+    if builder.ranks.first:
+        with replacing(builder.out / "split.npz") as target, target.open("wb") as stream:
+            np.savez(stream, pre_training=pre, reference=reference)
     stage = _Stage(builder, public, settings, pre, reference)
     models = stage.networks()
     probe = stage.probe() if settings.probe.enabled and stage.labelled else None
@@ -115,6 +117,11 @@ class _Stage:
         return self.builder.device
 
     @property
+    def ranks(self) -> Ranks:
+        """The processes that share the work."""
+        return self.builder.ranks
+
+    @property
     def labelled(self) -> bool:
         """Whether the images have classes."""
         return self.public.images.labels is not None
@@ -147,7 +154,10 @@ class _Stage:
             images=images, image=s.image, views=views, augment=augment, autoencoder=s.autoencoder
         )
         autoencoder = make(
-            "autoencoder", Autoencoder, recipe, lambda state: train_autoencoder(recipe, shown, self.device, state)
+            "autoencoder",
+            Autoencoder,
+            recipe,
+            lambda state: train_autoencoder(recipe, shown, self.device, state, self.ranks),
         ).to(self.device)
         denoiser_recipe = DenoiserRecipe(
             images=images,
@@ -160,9 +170,9 @@ class _Stage:
         )
 
         def denoiser_from(state: Checkpoint) -> Denoiser:
-            latents = encode_views(autoencoder, shown)
+            latents = encode_views(autoencoder, shown, self.ranks)
             labels = torch.from_numpy(self.labels[self.pre[shown.rows]]).to(self.device)
-            return train_denoiser(denoiser_recipe, latents, labels, classes, state)
+            return train_denoiser(denoiser_recipe, latents, labels, classes, state, self.ranks)
 
         denoiser = make("denoiser", Denoiser, denoiser_recipe, denoiser_from).to(self.device)
         encoder_recipe = EncoderRecipe(
@@ -176,7 +186,7 @@ class _Stage:
 
         def encoder_from(state: Checkpoint) -> TrajectoryEncoder:
             own = Subset(self.public.images.images, self.reference)
-            return train_encoder(encoder_recipe, own, autoencoder, denoiser, self.device, state)
+            return train_encoder(encoder_recipe, own, autoencoder, denoiser, self.device, state, self.ranks)
 
         return autoencoder, denoiser, make("encoder", TrajectoryEncoder, encoder_recipe, encoder_from).to(self.device)
 
@@ -215,7 +225,7 @@ class _Stage:
             latent_shape=s.latent_shape,
         )
         shown = self.views(self.pre, VIEWS)
-        self.builder.make(SUBSPACE, Subspace, recipe, lambda state: fit_subspace(recipe, shown, models[0]))
+        self.builder.make(SUBSPACE, Subspace, recipe, lambda state: fit_subspace(recipe, shown, models[0], self.ranks))
 
     def probe(self) -> Probe:
         """Make the features of the probe; those of given networks get the prototypes of the images' classes."""
@@ -227,7 +237,8 @@ class _Stage:
 
         def probe_from(state: Checkpoint) -> Probe:
             images, labels = Subset(self.public.images.images, self.pre), self.labels[self.pre]
-            return train_features(recipe, images, labels, len(self.public.images.classes), self.device, state)
+            classes = len(self.public.images.classes)
+            return train_features(recipe, images, labels, classes, self.device, state, self.ranks)
 
         return self.builder.make(PROBE, Probe, recipe, probe_from).to(self.device)
 
@@ -251,7 +262,7 @@ class _Stage:
             NAME,
             KIND,
             recipe,
-            lambda folder: build_knowledge_base(folder, recipe, shown, labels, models, hashes, self.device),
+            lambda folder: build_knowledge_base(folder, recipe, shown, labels, models, hashes, self.device, self.ranks),
         )
 
     def retrieval_accuracy(self, models: Models, opened: KnowledgeBase) -> RetrievalAccuracy | None:

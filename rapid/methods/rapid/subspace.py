@@ -13,6 +13,7 @@ from rapid.data.augmented import AugmentedImages
 from rapid.methods.rapid.networks import encode_views
 from rapid.nn import Autoencoder
 from rapid.nn.storage import StoredNetwork
+from rapid.ranks import Ranks
 from rapid.training.recipe import Recipe
 
 NAME = "subspace"
@@ -89,15 +90,18 @@ class Subspace(StoredNetwork):
         self.rest.copy_(self.outside(latents).square().mean((0, 2, 3)))
 
 
-def fit_subspace(recipe: SubspaceRecipe, views: AugmentedImages, autoencoder: Autoencoder) -> Subspace:
+def fit_subspace(
+    recipe: SubspaceRecipe, views: AugmentedImages, autoencoder: Autoencoder, ranks: Ranks | None = None
+) -> Subspace:
     """Find the leading directions of public latents.
 
     Args:
         recipe: the number of directions.
         views: augmented images of D_pre.
         autoencoder: frozen.
+        ranks: the processes that share the work.
     """
     size = math.prod(recipe.latent_shape)
     subspace = Subspace({"shape": list(recipe.latent_shape), "dimensions": min(recipe.dimensions, size)})
-    subspace.to(next(iter(autoencoder.buffers())).device).fit(encode_views(autoencoder, views))
+    subspace.to(next(iter(autoencoder.buffers())).device).fit(encode_views(autoencoder, views, ranks))
     return subspace.eval()

@@ -1,4 +1,4 @@
-"""The processes that share one private training: `torchrun` starts them and assigns each its rank."""
+"""The processes that share one command: `torchrun` starts them and assigns each its rank."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rapid.errors import InputError, LostRank, RapidError
+from rapid.errors import InputError, LostRank, RapidError, Stopped
+from rapid.stopping import check_stop, stop_requested
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for the others before it gives up."""
@@ -37,8 +40,12 @@ class Ranks:
 
     @classmethod
     @contextmanager
-    def join(cls, device: torch.device) -> Iterator[Ranks]:
+    def join(cls, device: torch.device, timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
         """The ranks that torchrun started (RANK, WORLD_SIZE in the environment), over gloo on CPUs and nccl on GPUs.
+
+        Args:
+            device: where this rank computes.
+            timeout: how long a rank waits for the others; longer than anything that one of them does alone.
 
         Raises:
             LostRank: the other ranks did not join.
@@ -48,8 +55,10 @@ class Ranks:
             yield cls()
             return
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        # nccl then raises in the waiting thread, where it would end the process after a timeout
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
         with _contact():
-            dist.init_process_group(backend, timeout=TIMEOUT)
+            dist.init_process_group(backend, timeout=timeout)
         try:
             yield cls(dist.get_rank(), count)
         finally:
@@ -63,6 +72,57 @@ class Ranks:
     def part(self, size: int) -> range:
         """The examples of 0..size-1 that belong to this rank: every `count`-th."""
         return range(self.rank, size, self.count)
+
+    @property
+    def rows(self) -> slice:
+        """The same of the rows of a batch of any size, to index it with."""
+        return slice(self.rank, None, self.count)
+
+    def weight(self, size: int) -> float:
+        """Share of the rows of a batch that are this rank's; the shares of all ranks add up to 1."""
+        return len(self.part(size)) / size
+
+    def of_all(self, own: Tensor, size: int) -> Tensor:
+        """All `size` rows of a batch, (size, ...), of which this rank computed `own`, those of `rows`.
+
+        Gradients flow into `own` alone. If the ranks add up the gradients of a function of the result, they have those
+        of the whole batch.
+
+        Raises:
+            LostRank: another rank is gone.
+        """
+        if self.count == 1:
+            return own
+        whole = own.new_zeros(size, *own.shape[1:])
+        whole[self.rows] = own.detach()
+        self.all_reduce(whole)
+        whole[self.rows] = own
+        return whole
+
+    def in_turn(self, items: Iterable[Item], work: Callable[[Item], Result]) -> Iterator[Result]:
+        """Results of `work` for each item, in the order of the items, on all ranks, which take turns in the work.
+
+        Args:
+            items: the same on all ranks, and quick to make: each rank makes all of them.
+            work: its results must be picklable, with tensors on the CPU, if there are several ranks.
+
+        Raises:
+            Stopped: a stop was requested on any rank.
+            LostRank: another rank is gone.
+        """
+        if self.count == 1:
+            for item in items:
+                check_stop()
+                yield work(item)
+            return
+        remaining = iter(items)
+        while turn := list(islice(remaining, self.count)):
+            mine = work(turn[self.rank]) if self.rank < len(turn) else None
+            stops, results = zip(*self.all_gather((stop_requested(), mine)), strict=True)
+            if any(stops):
+                # all ranks at once, so that none waits for another
+                raise Stopped("stopped")
+            yield from results[: len(turn)]
 
     def all_reduce(self, values: Tensor) -> None:
         """Replace `values` by their sum over all ranks, in place; bit-identical on all ranks.
@@ -130,6 +190,19 @@ class Ranks:
             error.reported = not self.first
             raise error
 
+    def gather(self, value: Result) -> list[Result]:
+        """The values of all ranks on the first rank, and an empty list on the others.
+
+        Raises:
+            LostRank: another rank is gone.
+        """
+        if self.count == 1:
+            return [value]
+        box: list[Any] | None = [None] * self.count if self.first else None
+        with _contact():
+            dist.gather_object(value, box)
+        return box or []
+
     def all_gather(self, value: Result) -> list[Result]:
         """The values of all ranks, on all ranks."""
         if self.count == 1:
@@ -146,6 +219,9 @@ def _contact() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
+        if stop_requested():
+            # the user stopped all ranks, and another one was quicker
+            raise Stopped("stopped") from error
         # drop the location in gloo's source and its advice
         reason = re.sub(r"^\[\S*\]\s*", "", str(error).strip()).split(". ")[0].splitlines()[0]
-        raise LostRank(f"lost contact with another rank ({reason}); start all ranks again with --resume") from error
+        raise LostRank(f"lost contact with another rank ({reason})") from error
