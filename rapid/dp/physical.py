@@ -93,7 +93,8 @@ def peak_bytes(run: Callable[[], None], device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         run()
         torch.cuda.synchronize(device)
-        return int(torch.cuda.max_memory_allocated(device) - before)
+        most: int = torch.cuda.max_memory_allocated(device)
+        return most - before
     with _Allocations() as allocations:
         run()
     return allocations.most
