@@ -21,6 +21,8 @@ from rapid.errors import InputError, LostRank, RapidError
 Result = TypeVar("Result")
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for the others before it gives up."""
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+"""Environment variable of torch: the process waits for each operation of NCCL, and an operation that fails raises."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,21 @@ class Ranks:
         if count == 1:
             yield cls()
             return
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        nccl, lost = device.type == "cuda", False
+        if nccl:
+            # so that an operation that fails raises an error here; else torch ends the process from another thread
+            os.environ.setdefault(BLOCKING_WAIT, "1")
         with _contact():
-            dist.init_process_group(backend, timeout=TIMEOUT)
+            dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo", timeout=TIMEOUT)
         try:
             yield cls(dist.get_rank(), count)
+        except LostRank:
+            lost = True
+            raise
         finally:
-            dist.destroy_process_group()
+            # NCCL would wait for the rank that is gone, and the process ends anyway
+            if not (nccl and lost):
+                dist.destroy_process_group()
 
     @property
     def first(self) -> bool:
@@ -72,6 +82,9 @@ class Ranks:
         """
         if self.count > 1:
             with _contact():
+                if values.device.type != "cpu":
+                    # over gloo, which notices at once that a rank is gone; NCCL would wait until TIMEOUT is over
+                    dist.all_reduce(torch.zeros(1))
                 dist.all_reduce(values)
 
     def broadcast(self, value: Result) -> Result:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rapid.diffusion.samplers import Path, apply_call
+from rapid.precision import exact_float32
 from rapid.sampling.generator import Finished
 from rapid.sampling.streams import Streams, make_streams, normal
 
@@ -98,6 +99,7 @@ class SamplerTrajectories:
         return rows
 
     @torch.no_grad()
+    @exact_float32()
     def advance(self, rows: NDArray[np.int64]) -> Finished:
         """Advance distinct rows by one network call each; see the protocol."""
         device = self._x.device

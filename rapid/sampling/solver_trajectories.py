@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rapid.diffusion.solvers import Solver
+from rapid.precision import exact_float32
 from rapid.sampling.generator import Finished
 from rapid.sampling.streams import Streams, make_streams
 
@@ -128,6 +129,7 @@ class SolverTrajectories:
         return len(self._streams)
 
     @torch.no_grad()
+    @exact_float32()
     def begin(
         self,
         seeds: int | NDArray[np.int64],
@@ -150,6 +152,7 @@ class SolverTrajectories:
         return rows
 
     @torch.no_grad()
+    @exact_float32()
     def advance(self, rows: NDArray[np.int64]) -> Finished:
         """Advance distinct rows by one network call each; see the protocol."""
         places = torch.from_numpy(rows).to(self._x.device)

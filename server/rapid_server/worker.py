@@ -114,6 +114,7 @@ class Worker:
         self._costs = Costs([1], [1.0])
         self._calls = generator.calls()
         self._rate = AcceptanceRate()
+        self._device = torch.device("cpu")
         self.clear()
 
     @property
@@ -174,6 +175,7 @@ class Worker:
             finished = self._trajectories.advance(rows)
             # a GPU computes in the background: reading the result waits for it
             finished.latents.sum().item()
+            self._device = finished.latents.device
             middle = time.perf_counter()
             self.generator.label(self.generator.decode(latents))
             decoding.append(time.perf_counter() - middle)
@@ -181,6 +183,13 @@ class Worker:
             rows = np.setdiff1d(rows, finished.rows)
         self._trajectories.drop(rows)
         return min(calling) + (min(beginning) + min(decoding) * size / len(latents)) / self._calls
+
+    def device_answers(self) -> bool:
+        """Whether the model's device still computes."""
+        try:
+            return float(torch.ones(1, device=self._device).sum()) == 1
+        except RuntimeError:
+            return False
 
     def add(self, request: Request) -> None:
         """Serve a request, if the worker does not have it yet."""

@@ -21,6 +21,7 @@ from rapid.methods.rapid.moments import ClassMoments
 from rapid.methods.rapid.neighbours import ClassRecords, choose_neighbours
 from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
+from rapid.precision import exact_float32
 from rapid.probe.network import Probe
 from rapid.runtime import place
 from rapid.sampling.solver_trajectories import Entry, Phase, Route, SolverTrajectories
@@ -136,11 +137,13 @@ class RapidGenerator:
         """Make an empty set of rows."""
         return SolverTrajectories(self)
 
+    @exact_float32()
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
         """Images, uint8 (n, H, W) or (n, H, W, 3), of normalised latents, float (n, c, h, w)."""
         portions = self._portions(latents.to(self.device))
         return np.concatenate([to_uint8(self._autoencoder.decode(some)) for some in portions])
 
+    @exact_float32()
     def label(self, images: NDArray[np.uint8]) -> NDArray[np.float32] | None:
         """Class probabilities by the probe, float32 (n, classes); None without a probe."""
         if self._probe is None:
@@ -154,6 +157,7 @@ class RapidGenerator:
         return len(self._knowledge_base)
 
     @torch.no_grad()
+    @exact_float32()
     def record_images(self, records: NDArray[np.int64]) -> NDArray[np.uint8]:
         """The public images that knowledge base records represent: their values, denoised in one step.
 
@@ -220,6 +224,7 @@ class RapidGenerator:
         return Initialisation(self._diffuse_to_start(retrieved.values, streams), retrieved)
 
     @torch.no_grad()
+    @exact_float32()
     def sample(
         self, streams: Streams, labels: NDArray[np.int64] | None, steps: int | None = None
     ) -> tuple[Initialisation, Tensor]:
@@ -315,7 +320,7 @@ class RapidGenerator:
             return None
         if self.bundle.config.kind == "public":
             return ClassRecords(np.eye(len(self.classes)), labels)
-        return None if probe is None else ClassRecords(probe.resemblance().numpy(), labels)
+        return None if probe is None else ClassRecords(probe.resemblance().cpu().numpy(), labels)
 
 
 def guided(denoiser: Denoiser, x: Tensor, t: Tensor, labels: Tensor, scale: float) -> Tensor:

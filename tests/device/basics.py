@@ -1,0 +1,90 @@
+"""What the tests of the pretend device itself do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from device.pretend import counting
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Mix = Callable[[Tensor, Tensor], object]
+REFUSED: dict[str, Mix] = {
+    "a sum": lambda here, there: here + there,
+    "a matrix product": lambda here, there: here @ there,
+    "a layer": lambda here, there: F.conv2d(here[None, None], there[None, None]),
+    "a join": lambda here, there: torch.cat([here, there]),
+    "an index of the device into the CPU": lambda here, there: there[here.argmax(0)],
+    "values of the CPU at an index": lambda here, there: here.index_put_((here.argmax(0),), there),
+    "a number of the device into the CPU": lambda here, there: there.add_(here.sum()),
+    "NumPy": lambda here, there: np.asarray(here),
+    "a generator of the CPU": lambda here, there: here.normal_(generator=torch.Generator()),
+}
+ALLOWED: dict[str, Mix] = {
+    "a number of the CPU": lambda here, there: here * there.sum(),
+    "a choice between numbers": lambda here, there: torch.where(here > 0, torch.tensor(1.0), here),
+    "an index of the CPU": lambda here, there: here[there.argmax(0)],
+    "a copy": lambda here, there: here.copy_(there),
+    "a cast of all": lambda here, there: there.to(here),
+}
+
+
+def mixed(device: torch.device) -> tuple[list[str], list[str]]:
+    """The names in REFUSED that pass, and those in ALLOWED that do not."""
+    here, there = torch.eye(3, device=device), torch.eye(3)
+    passed, failed = [], []
+    for name, function in REFUSED.items():
+        try:
+            function(here, there)
+            passed.append(name)
+        except (RuntimeError, TypeError):
+            pass
+    for name, function in ALLOWED.items():
+        try:
+            function(here, there)
+        except RuntimeError as error:
+            failed.append(f"{name}: {error}")
+    return passed, failed
+
+
+def counts(device: torch.device) -> list[tuple[int, int]]:
+    """(kernels, waits) of some operations."""
+    x, mask = torch.ones(4, 4, device=device), torch.ones(4, dtype=torch.bool, device=device)
+    operations: list[Callable[[], object]] = [
+        lambda: x.view(2, 8).T,
+        lambda: x + 1,
+        lambda: x.sum().item(),
+        lambda: x.cpu(),
+        lambda: torch.zeros(3).to(device),
+        lambda: x[mask],
+        lambda: torch.arange(3, device=device),
+    ]
+    found = []
+    for operation in operations:
+        with counting() as counted:
+            operation()
+        found.append((counted.kernels.total(), counted.waits.total()))
+    return found
+
+
+def computed(device: torch.device) -> list[Tensor]:
+    """Gradients and weights of two steps of Adam, under autocast."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), nn.Flatten(), nn.Linear(16, 3)).to(
+        device
+    )
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.1)
+    x = torch.arange(64.0).view(2, 2, 4, 4).to(device) / 64
+    for _ in range(2):
+        optimizer.zero_grad()
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            out = network(x)
+        out.float().square().sum().backward()
+        optimizer.step()
+    return [part.detach().cpu() for p in network.parameters() for part in (p, p.grad) if part is not None]
+
+
+def fails(device: torch.device) -> float:
+    return 1 / 0
