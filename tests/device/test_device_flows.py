@@ -123,9 +123,9 @@ def test_each_method_trains_and_generates(tmp_path: Path, letters: Path, digits:
     close(found, flows.sample(CPU, tmp_path / "private", [], len(found)))
 
 
-def test_a_classifier_warms_up_and_mixes_in_public_gradients(tmp_path: Path, letters: Path, digits: Path) -> None:
+def test_a_classifier_warms_up_and_mixes_in_public_gradients(tmp_path: Path, letters: Path) -> None:
     tree = TINY["dp-classifier"]["settings"] | {"method": "dp-classifier"}
     settings = apply_overrides(tree, ["private.public_share=0.5", "private.public_batch=4", "warmup.kept=20"])
     on_device(flows.build, letters, tmp_path / "base", settings, 1)
-    found = on_device(flows.train, tmp_path / "base", digits, tmp_path / "private", settings)
+    found = on_device(flows.train, tmp_path / "base", letters, tmp_path / "private", settings)
     np.testing.assert_allclose(found, flows.sample(CPU, tmp_path / "private", [], len(found)), atol=1e-5)

@@ -18,12 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from scipy import stats
 from tests_process import Program
 
 from rapid.bundle import Bundle
 from rapid.dp import PublicFacts, Ranks, calibrate, default_delta
 from rapid.dp.correlation import coefficients
+from rapid.dp.ranks import _contact
+from rapid.errors import LostRank
 from rapid.methods import apply_overrides
 from rapid.methods.rapid.private_stage import releases
 from rapid.methods.rapid.settings import RapidSettings
@@ -203,6 +206,15 @@ def test_an_overlap_is_refused_once(tmp_path: Path, public_bundle: Path, letters
     assert [end.returncode for end in ends] == [3, 3]
     assert sum(end.stderr.count("--private and --base overlap") for end in ends) == 1
     assert sorted(p.name for p in out.iterdir()) == ["checkpoints"]
+
+
+@pytest.mark.parametrize("error", [dist.DistBackendError, dist.DistNetworkError, RuntimeError])
+def test_errors_of_a_backend_are_a_lost_rank(error: type[RuntimeError]) -> None:
+    """With NCCL they are raised where an operation is waited for; see `rapid.dp.ranks.BLOCKING_WAIT`."""
+    told = "NCCL communicator was aborted on rank 1. Original reason for failure was: remote process exited"
+    with pytest.raises(LostRank, match=r"lost contact with another rank \(NCCL communicator was aborted on rank 1\)"):
+        with _contact():
+            raise error(told)
 
 
 def test_a_killed_rank_ends_the_job_which_can_be_resumed(tmp_path: Path, public_bundle: Path, digits: Path) -> None:
