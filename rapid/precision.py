@@ -1,7 +1,7 @@
 """Float32 that keeps all of its digits: torch's settings for shorter products, switched off for the time of a block.
 
-On GPUs convolutions take the ten bits of TF32 by default; a caller can choose as much for matrix products, and bfloat16 on
-CPUs. That is too coarse for what must not depend on the batch: sums of clipped gradients, and images of a seed.
+On GPUs convolutions take the ten bits of TF32 by default; a caller can choose as much for matrix products, and bfloat16
+on CPUs. That is too coarse for what must not depend on the batch: sums of clipped gradients, and images of a seed.
 """
 
 from __future__ import annotations

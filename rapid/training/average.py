@@ -17,8 +17,10 @@ def weight_average(network: nn.Module, decay: float) -> AveragedModel:
     """
 
     @torch.no_grad()
-    def update(averaged: Tensors, current: Tensors, updates: Tensor | int) -> None:
-        count = int(updates) + 1
+    def update(averaged: Tensors, current: Tensors, _: Tensor | int) -> None:
+        # the average's own number, which is on the CPU: a GPU would be waited for to read the argument
+        count = int(average.n_averaged) + 1
         torch._foreach_lerp_(averaged, current, 1 - min(decay, (1 + count) / (10 + count)))
 
-    return AveragedModel(network, multi_avg_fn=update)
+    average = AveragedModel(network, multi_avg_fn=update)
+    return average

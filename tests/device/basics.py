@@ -10,6 +10,11 @@ from device.pretend import counting
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rapid.diffusion import Schedule
+from rapid.diffusion.losses import info_nce, noise_prediction_loss
+from rapid.methods.rapid.settings import RapidSettings
+from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
+
 Mix = Callable[[Tensor, Tensor], object]
 REFUSED: dict[str, Mix] = {
     "a sum": lambda here, there: here + there,
@@ -56,7 +61,7 @@ def counts(device: torch.device) -> list[tuple[int, int]]:
         lambda: x.view(2, 8).T,
         lambda: x + 1,
         lambda: x.sum().item(),
-        lambda: x.cpu(),
+        x.cpu,
         lambda: torch.zeros(3).to(device),
         lambda: x[mask],
         lambda: torch.arange(3, device=device),
@@ -84,6 +89,36 @@ def computed(device: torch.device) -> list[Tensor]:
         out.float().square().sum().backward()
         optimizer.step()
     return [part.detach().cpu() for p in network.parameters() for part in (p, p.grad) if part is not None]
+
+
+def public_steps(device: torch.device, settings: RapidSettings, autocast: bool) -> dict[str, tuple[float, float]]:
+    """Loss and norm of the gradient of one step of each public network, with the same weights and draws."""
+    torch.manual_seed(0)
+    networks = [kind.build(settings).to(device) for kind in (Autoencoder, TrajectoryEncoder)]
+    autoencoder, encoder = networks
+    denoiser = Denoiser.build(settings, 3).to(device)
+    schedule = Schedule.build(settings.schedule).to(device)
+    images = torch.rand(4, settings.image.channels, settings.image.size, settings.image.size).to(device)
+    latents, eps = torch.randn(2, 4, *settings.latent_shape).to(device)
+    t, y = torch.tensor([1, 100, 500, 1000], device=device), torch.tensor([0, 1, 2, 3], device=device)
+    losses: dict[str, tuple[nn.Module, Callable[[], Tensor]]] = {
+        "autoencoder": (
+            autoencoder,
+            lambda: autoencoder.decode_raw(autoencoder.posterior(images)[0]) - images,
+        ),
+        "denoiser": (denoiser, lambda: noise_prediction_loss(denoiser, schedule, latents, y, t, eps)),
+        "encoder": (encoder, lambda: info_nce(encoder(latents), encoder(latents + 0.1 * eps), 0.1)),
+    }
+    found = {}
+    for name, (network, loss) in losses.items():
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
+            value = loss().float().abs().mean()
+        value.backward()
+        gradients = [p.grad for p in network.parameters() if p.grad is not None]
+        assert {gradient.dtype for gradient in gradients} == {torch.float32}
+        norm = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]).norm()
+        found[name] = value.item(), norm.item()
+    return found
 
 
 def fails(device: torch.device) -> float:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from device import pretend
 from numpy.typing import NDArray
-from rapid_server.engine import Engine, EngineFailedError, EngineStoppedError
+from rapid_server.engine import Engine, EngineStoppedError
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rapid.bundle import Bundle
@@ -125,7 +125,7 @@ def break_while_serving(device: torch.device, path: Path) -> tuple[bool, bool, s
         before = engine.ready.is_set()
         pretend.break_down()
         job = engine.submit("model", 1)
-        with pytest.raises(EngineFailedError):
+        with pytest.raises(EngineStoppedError):
             await anext(aiter(job))
         await asyncio.to_thread(engine._thread.join, 60)
         try:

@@ -166,13 +166,12 @@ class _Module:
 
 
 _libraries: list[torch.library.Library] = []
-_broken = False
+_broken: list[bool] = []
 
 
 def break_down() -> None:
     """From now on every operation on the device fails, as after an illegal access to a GPU's memory."""
-    global _broken
-    _broken = True
+    _broken.append(True)
 
 
 def install() -> torch.device:

@@ -1,7 +1,7 @@
-"""The margin for rounding against the fast convolutions of GPUs, which are computed here as cuDNN's papers describe them.
+"""The margin for rounding against the fast convolutions of GPUs, computed here as they were published.
 
-Source: Lavin and Gray: Fast Algorithms for Convolutional Neural Networks (CVPR 2016), F(4x4, 3x3), whose numbers are the
-largest of those in use, turned into the gradient of the weights: F(3x3, 4x4).
+Source: Lavin and Gray: Fast Algorithms for Convolutional Neural Networks (CVPR 2016): F(4x4, 3x3), the largest tiles
+there, turned into the gradient of the weights, F(3x3, 4x4).
 """
 
 from __future__ import annotations

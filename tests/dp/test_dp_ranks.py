@@ -212,9 +212,9 @@ def test_an_overlap_is_refused_once(tmp_path: Path, public_bundle: Path, letters
 def test_errors_of_a_backend_are_a_lost_rank(error: type[RuntimeError]) -> None:
     """With NCCL they are raised where an operation is waited for; see `rapid.dp.ranks.BLOCKING_WAIT`."""
     told = "NCCL communicator was aborted on rank 1. Original reason for failure was: remote process exited"
-    with pytest.raises(LostRank, match=r"lost contact with another rank \(NCCL communicator was aborted on rank 1\)"):
-        with _contact():
-            raise error(told)
+    words = r"lost contact with another rank \(NCCL communicator was aborted on rank 1\)"
+    with pytest.raises(LostRank, match=words), _contact():
+        raise error(told)
 
 
 def test_a_killed_rank_ends_the_job_which_can_be_resumed(tmp_path: Path, public_bundle: Path, digits: Path) -> None:
