@@ -21,7 +21,7 @@ from rapid.methods import load_settings, open_generator
 from rapid.methods.rapid.objectives import Draws, PrivateObjective
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser
-from rapid.training.average import weight_average
+from rapid.training.average import WeightAverage
 from rapid.training.timing import seconds_per_step
 
 PIECES = {"letters-mnist": {"cuda": 512, "cpu": 64}, "imagenet32-cifar10": {"cuda": 64, "cpu": 2}}
@@ -102,7 +102,7 @@ def _parts(settings: RapidSettings, rows: int, device: torch.device) -> dict[str
     total = torch.cat([part.flatten() for part in case.clipped(batch)])
     for parameter in case.parameters:
         parameter.grad = torch.zeros_like(parameter)
-    adam, average = torch.optim.Adam(case.parameters, lr=1e-6), weight_average(case.network, 0.99)
+    adam, average = torch.optim.Adam(case.parameters, lr=1e-6), WeightAverage(case.network, 0.99)
     source = Randomness()
     found = {
         "data": timed(lambda: case.data(rows)),

@@ -89,7 +89,7 @@ def peak_bytes(run: Callable[[], None], device: torch.device) -> int:
     """Largest sum of tensors that `run` allocates."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
+        before: int = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         run()
         torch.cuda.synchronize(device)
