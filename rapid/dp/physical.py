@@ -89,12 +89,12 @@ def peak_bytes(run: Callable[[], None], device: torch.device) -> int:
     """Largest sum of tensors that `run` allocates."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        before: int = torch.cuda.memory_allocated(device)
+        before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         run()
         torch.cuda.synchronize(device)
-        most: int = torch.cuda.max_memory_allocated(device)
-        return most - before
+        most: int = torch.cuda.max_memory_allocated(device) - before
+        return most
     with _Allocations() as allocations:
         run()
     return allocations.most
