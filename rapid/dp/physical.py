@@ -95,7 +95,8 @@ def peak_bytes(run: Callable[[], None], device: torch.device) -> int:
         torch.cuda.synchronize(device)
         most: int = torch.cuda.max_memory_allocated(device) - before
         return most
-    with _Allocations() as allocations:
+    allocations = _Allocations()
+    with allocations:
         run()
     return allocations.most
 
