@@ -24,6 +24,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for the others before it gives up."""
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+"""Environment variable of torch: the process waits for each operation of NCCL, and an operation that fails raises."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,21 @@ class Ranks:
         if count == 1:
             yield cls()
             return
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        # nccl then raises in the waiting thread, where it would end the process after a timeout
-        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+        nccl, lost = device.type == "cuda", False
+        if nccl:
+            # so that an operation that fails raises an error here; else torch ends the process from another thread
+            os.environ.setdefault(BLOCKING_WAIT, "1")
         with _contact():
-            dist.init_process_group(backend, timeout=timeout)
+            dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo", timeout=timeout)
         try:
             yield cls(dist.get_rank(), count)
+        except LostRank:
+            lost = True
+            raise
         finally:
-            dist.destroy_process_group()
+            # NCCL would wait for the rank that is gone, and the process ends anyway
+            if not (nccl and lost):
+                dist.destroy_process_group()
 
     @property
     def first(self) -> bool:
@@ -132,6 +140,9 @@ class Ranks:
         """
         if self.count > 1:
             with _contact():
+                if values.device.type != "cpu":
+                    # over gloo, which notices at once that a rank is gone; NCCL would wait until TIMEOUT is over
+                    dist.all_reduce(torch.zeros(1))
                 dist.all_reduce(values)
 
     def broadcast(self, value: Result) -> Result:

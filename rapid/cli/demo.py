@@ -32,6 +32,8 @@ from rapid.stopping import check_stop
 EPSILON = 10.0
 NETWORKS = Path("builtin:scripts")
 PRESET = "scripts-demo"
+RECORDS = "augmentations.reference=8000"
+"""A smaller knowledge base than the networks' own settings ask for."""
 COLUMNS = 12
 QUERIES = 10
 
@@ -54,7 +56,7 @@ def run_demo(out: Path, device: torch.device, networks: Bundle, overrides: Seque
         InputError: `out` holds something else.
     """
     base = networks.settings_as(RapidSettings)
-    chosen = networks_settings(base, METHOD.fixed_by_networks, PRESET, overrides)
+    chosen = networks_settings(base, METHOD.fixed_by_networks, PRESET, [RECORDS, *overrides])
     print(f"1/3 public stage: handwritten letters, networks that ship with rapid -> {out / 'public'}", flush=True)
     letters = [sample_path("letters")]
     public = build_public_bundle(letters, out / "public", chosen, device, resume=True, networks=networks)

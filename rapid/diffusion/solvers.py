@@ -73,10 +73,9 @@ class Solver:
         x, weights = basis[0], []
         for call, index in enumerate(indices, 1):
             if denoise_last and call == len(indices):
-                x = schedule.denoise(
-                    x[None, :, None, None], basis[call][None, :, None, None], torch.tensor([index + 1])
-                )
-                x = x.flatten()
+                # the one-step estimate of `Schedule.denoise`, in float64 and wherever the schedule's tables are
+                abar = schedule.abar[index + 1]
+                x = (x - (1 - abar).sqrt() * basis[call]) / abar.sqrt()
             else:
                 x = scheduler.step(basis[call], torch.tensor(index), x).prev_sample
             weights.append(x.float())

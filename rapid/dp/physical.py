@@ -93,9 +93,10 @@ def peak_bytes(run: Callable[[], None], device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         run()
         torch.cuda.synchronize(device)
-        most: int = torch.cuda.max_memory_allocated(device)
-        return most - before
-    with _Allocations() as allocations:
+        most: int = torch.cuda.max_memory_allocated(device) - before
+        return most
+    allocations = _Allocations()
+    with allocations:
         run()
     return allocations.most
 

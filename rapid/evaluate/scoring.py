@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rapid.bundle import Bundle
 from rapid.data import ImageSet, to_unit_range
 from rapid.evaluate.training import EPOCHS, train_classifier
-from rapid.methods import open_generator
+from rapid.methods import generator_of
 from rapid.sampling.generate import generate
 
 NETWORK = "small"
@@ -32,7 +33,7 @@ def train_labeller(bundle: Path, device: torch.device, count: int) -> Callable[[
         InputError: the bundle makes no images.
         Stopped: a stop was requested.
     """
-    generator = open_generator(bundle, device.type)
+    generator = generator_of(Bundle.open(bundle, "model"), device)
     made = generate(generator, count)
     images = ImageSet(made.images, made.labels, generator.classes, "synthetic images")
     # on the CPU the result for an image does not depend on those beside it, but for rounding

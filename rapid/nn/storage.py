@@ -46,7 +46,7 @@ class StoredNetwork(nn.Module):
     def save(self, folder: Path) -> None:
         """Write `config.json` and the weights to a folder, which is created if necessary."""
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, folder / WEIGHTS)
+        save_file({name: tensor.cpu().contiguous() for name, tensor in self.state_dict().items()}, folder / WEIGHTS)
         (folder / CONFIG).write_text(json.dumps(self.config, indent=2) + "\n", encoding="utf-8")
         # safetensors makes its files readable by the owner only; give them the mode of the other files
         shutil.copymode(folder / CONFIG, folder / WEIGHTS)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rapid.diffusion.call_table import KEPT, OUTPUT, CallTable, X, combine
+from rapid.precision import exact_float32
 from rapid.sampling.generator import Finished
 from rapid.sampling.streams import Streams, make_streams, normal
 
@@ -131,6 +132,7 @@ class LinearTrajectories:
         return len(self._streams)
 
     @torch.no_grad()
+    @exact_float32()
     def begin(
         self,
         seeds: int | NDArray[np.int64],
@@ -157,6 +159,7 @@ class LinearTrajectories:
         return rows
 
     @torch.no_grad()
+    @exact_float32()
     def advance(self, rows: NDArray[np.int64]) -> Finished:
         """Advance distinct rows by one network call each; see the protocol."""
         at = self._call[rows]

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rapid.precision import exact_float32
 from rapid.sampling.generator import Finished
 from rapid.sampling.streams import Streams, make_streams
 
@@ -44,6 +45,7 @@ class OneCallTrajectories:
         self._waiting.update(zip(rows.tolist(), zip(streams, own, strict=True), strict=True))
         return rows
 
+    @exact_float32()
     def advance(self, rows: NDArray[np.int64]) -> Finished:
         """See `Trajectories.advance`: all of `rows` are finished."""
         waiting = [self._waiting.pop(row) for row in rows.tolist()]

@@ -337,6 +337,9 @@ class Engine:
             _LOG.exception("a step of %s failed", name)
             # or the failing model would always be next
             self._seconds_used[name] += time.perf_counter() - start
+            if not worker.device_answers():
+                # as after an illegal access to a GPU's memory: whatever this process asks of it fails from then on
+                raise RapidError("the device does not answer any more; start the server again") from None
             self._fail(name)
             return
         self._seconds_used[name] += step.seconds

@@ -125,6 +125,7 @@ class Worker:
         self._calls = generator.calls()
         # a place of a large request accepts more candidates, because more classes are open
         self._rate_small, self._rate_large = AcceptanceRate(), AcceptanceRate()
+        self._device = torch.device("cpu")
         self.clear()
 
     @property
@@ -192,6 +193,7 @@ class Worker:
             finished = self._trajectories.advance(rows)
             # a GPU computes in the background: reading the result waits for it
             finished.latents.sum().item()
+            self._device = finished.latents.device
             calling.append(time.perf_counter() - start)
             rows = np.setdiff1d(rows, finished.rows)
         self._trajectories.drop(rows)
@@ -211,6 +213,13 @@ class Worker:
             self.generator.finish(latents)
             found.append(time.perf_counter() - start)
         return min(found)
+
+    def device_answers(self) -> bool:
+        """Whether the model's device still computes."""
+        try:
+            return float(torch.ones(1, device=self._device).sum()) == 1
+        except RuntimeError:
+            return False
 
     def add(self, request: Request) -> None:
         """Serve a request, if the worker does not have it yet."""

@@ -15,7 +15,7 @@ from rapid.cli import demo
 
 OVERRIDES = [
     *(one for one in TINY if one.startswith(("private.", "generation."))),
-    "private.checkpoint_seconds=600",
+    "augmentations.reference=0",
     "private.moments.warmup={steps: 2, batch_size: 8, warmup_steps: 1}",
     "private.distillation.candidates=20",
     "private.distillation.training={steps: 2, batch_size: 8, warmup_steps: 1}",

@@ -14,16 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from scipy import stats
 from tests_ranks import ends_of, torchrun, two_ranks
 
 from rapid.bundle import Bundle
 from rapid.dp import PublicFacts, Ranks, calibrate, default_delta
 from rapid.dp.correlation import coefficients
+from rapid.errors import LostRank
 from rapid.methods import apply_overrides
 from rapid.methods.rapid.private_stage import releases
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser
+from rapid.ranks import _contact
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
 Result = dict[str, Any]
@@ -171,6 +174,15 @@ def test_an_overlap_is_refused_once(tmp_path: Path, public_bundle: Path, letters
     assert [end.returncode for end in ends] == [3, 3]
     assert sum(end.stderr.count("--private and --base overlap") for end in ends) == 1
     assert sorted(p.name for p in out.iterdir()) == ["checkpoints"]
+
+
+@pytest.mark.parametrize("error", [dist.DistBackendError, dist.DistNetworkError, RuntimeError])
+def test_errors_of_a_backend_are_a_lost_rank(error: type[RuntimeError]) -> None:
+    """With NCCL they are raised where an operation is waited for; see `rapid.ranks.BLOCKING_WAIT`."""
+    told = "NCCL communicator was aborted on rank 1. Original reason for failure was: remote process exited"
+    words = r"lost contact with another rank \(NCCL communicator was aborted on rank 1\)"
+    with pytest.raises(LostRank, match=words), _contact():
+        raise error(told)
 
 
 def test_a_killed_rank_ends_the_job_which_can_be_resumed(tmp_path: Path, public_bundle: Path, digits: Path) -> None:

@@ -21,6 +21,7 @@ from rapid.dp.gradients.fallback import Recorded, gradients_alone
 from rapid.dp.gradients.forms import Direct, Factors, Gradient
 from rapid.dp.gradients.graph import uses
 from rapid.dp.gradients.registry import RULES, UnsupportedLayer
+from rapid.precision import exact_float32
 
 SMALL = 1 << 12
 """Elements of a parameter up to which its gradients are handled together with others."""
@@ -274,17 +275,8 @@ def _joined(gradients: dict[nn.Parameter, Gradient]) -> dict[tuple[nn.Parameter,
 @contextmanager
 def _exact(device: torch.device) -> Iterator[None]:
     """No autograd; convolutions and matrix products in float32, not in the ten bits of TF32 or fewer."""
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with (
-            torch.no_grad(),
-            torch.autocast(device.type, enabled=False),
-            torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
-        ):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
+    with torch.no_grad(), torch.autocast(device.type, enabled=False), exact_float32():
+        yield
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rapid.dp.gradients.calls import Call
 from rapid.dp.gradients.forms import Direct, Gradient, in_full_precision
+from rapid.precision import float32_error
 
 
 class Recorded:
@@ -93,9 +94,5 @@ def _resolution(output: Tensor) -> float:
     if torch.is_autocast_enabled(kind):
         error = max(error, torch.finfo(torch.get_autocast_dtype(kind)).eps)
     if output.dtype == torch.float32:
-        precision = torch.get_float32_matmul_precision()
-        if precision == "medium":
-            error = max(error, torch.finfo(torch.bfloat16).eps)
-        elif precision == "high" or (kind == "cuda" and torch.backends.cudnn.allow_tf32):
-            error = max(error, 2.0**-10)
+        error = max(error, float32_error(output.device))
     return error

@@ -23,6 +23,7 @@ from rapid.methods.rapid.parts import Parts
 from rapid.methods.rapid.search import Search, open_search
 from rapid.methods.rapid.settings import GenerationSettings
 from rapid.nn import Denoiser
+from rapid.precision import exact_float32
 from rapid.runtime import place
 from rapid.sampling.linear_trajectories import Entry, LinearTrajectories, Phase, Route
 from rapid.sampling.streams import Streams, normal
@@ -130,11 +131,13 @@ class RapidSampler:
         """Make an empty set of rows."""
         return LinearTrajectories(self)
 
+    @exact_float32()
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
         """Images, uint8 (n, H, W) or (n, H, W, 3), of normalised latents, float (n, c, h, w)."""
         portions = self._portions(latents.to(self.device))
         return np.concatenate([to_uint8(self._autoencoder.decode(some)) for some in portions])
 
+    @exact_float32()
     def label(self, images: NDArray[np.uint8]) -> NDArray[np.float32] | None:
         """Class probabilities by the probe, float32 (n, classes); None without a probe."""
         if self._probe is None:
@@ -161,6 +164,7 @@ class RapidSampler:
         return len(self._parts.knowledge_base)
 
     @torch.no_grad()
+    @exact_float32()
     def record_images(self, records: NDArray[np.int64]) -> NDArray[np.uint8]:
         """The public images that knowledge base records represent: their values, denoised in one step.
 
@@ -227,6 +231,7 @@ class RapidSampler:
         return Initialisation(self._diffuse_to_start(retrieved.values, streams), retrieved)
 
     @torch.no_grad()
+    @exact_float32()
     def sample(
         self, streams: Streams, labels: NDArray[np.int64] | None, steps: int | None = None
     ) -> tuple[Initialisation, Tensor]:

@@ -20,6 +20,7 @@ from rapid.errors import InputError
 from rapid.methods.rapid.networks import one_step_query
 from rapid.methods.rapid.settings import KnowledgeBaseSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
+from rapid.precision import exact_float32
 from rapid.progress import Progress
 from rapid.ranks import Ranks
 from rapid.training.recipe import Recipe
@@ -45,6 +46,7 @@ class KnowledgeBaseRecipe(Recipe):
 
 
 @torch.no_grad()
+@exact_float32()
 def build_knowledge_base(
     path: Path,
     recipe: KnowledgeBaseRecipe,
