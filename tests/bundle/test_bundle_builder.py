@@ -13,7 +13,8 @@ import torch
 from pydantic.fields import FieldInfo
 
 from rapid.bundle import Bundle, BundleConfig, PublicData, Thumbnails, write_bundle
-from rapid.bundle.builder import BundleBuilder, open_reused
+from rapid.bundle.builder import BundleBuilder
+from rapid.bundle.networks import check_same_images, open_networks
 from rapid.config.sections import ImageSettings, Section
 from rapid.data import fit_images, load_images
 from rapid.errors import InputError, Stopped
@@ -155,13 +156,15 @@ def test_quick_components_are_written_with_the_bundle(tmp_path: Path) -> None:
 
 
 def test_only_a_public_bundle_of_the_same_images_is_reused(other: Bundle, private_bundle: Path, tmp_path: Path) -> None:
-    assert open_reused(other.path, FINGERPRINT).config == other.config
+    opened = open_networks(other.path)
+    assert opened.config == other.config
+    check_same_images(opened, FINGERPRINT)
     with pytest.raises(InputError, match=r"^networks .*was trained on other images"):
-        open_reused(other.path, "others")
+        check_same_images(opened, "others")
     with pytest.raises(InputError, match=r"^networks .*is a private bundle"):
-        open_reused(private_bundle, FINGERPRINT)
+        open_networks(private_bundle)
     with pytest.raises(InputError, match=r"^networks "):
-        open_reused(tmp_path / "nowhere", FINGERPRINT)
+        open_networks(tmp_path / "nowhere")
 
 
 AUTOENCODER = ("image", "split", "augmentations.training", "augmentations.augment", "autoencoder")
