@@ -156,10 +156,11 @@ def test_quick_components_are_written_with_the_bundle(tmp_path: Path) -> None:
 
 
 def test_only_a_public_bundle_of_the_same_images_is_reused(other: Bundle, private_bundle: Path, tmp_path: Path) -> None:
-    assert open_networks(other.path).config == other.config
-    check_same_images(other, FINGERPRINT)
+    opened = open_networks(other.path)
+    assert opened.config == other.config
+    check_same_images(opened, FINGERPRINT)
     with pytest.raises(InputError, match=r"^networks .*was trained on other images"):
-        check_same_images(other, "others")
+        check_same_images(opened, "others")
     with pytest.raises(InputError, match=r"^networks .*is a private bundle"):
         open_networks(private_bundle)
     with pytest.raises(InputError, match=r"^networks "):
