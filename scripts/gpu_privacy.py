@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib.util
 import math
 import os
 from collections.abc import Callable
@@ -12,11 +11,12 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
-from checks import Check, Outcome, Setup, Skipped, require
+from checks import Check, Outcome, Setup, require
 from scipy import stats
 from torch import Tensor, nn
 
 from rapid.dp import DpSgdSpec, PrivateMechanism, Release
+from rapid.dp.cipher import KEY_BYTES, WORDS, KeyStream, key_stream_blocks
 from rapid.dp.gradients import BookKeeper
 from rapid.dp.gradients.forms import ROUNDING_MARGIN
 from rapid.dp.noise import grid_step
@@ -236,10 +236,6 @@ def same_noise(setup: Setup) -> Outcome:
 def same_words(setup: Setup) -> Outcome:
     """The cipher's words on the device are those of the library, for random keys."""
     count = 10_001 if setup.smallest else 2_000_003
-    if importlib.util.find_spec("rapid.dp.cipher") is None:
-        raise Skipped("there is no cipher on the device: all words come from the library")
-    from rapid.dp.cipher import KEY_BYTES, WORDS, KeyStream, key_stream_blocks
-
     for first in (0, 1, 12_345, (1 << 32) - -(-count // WORDS)):
         key = os.urandom(KEY_BYTES)
         library = KeyStream(key).words(first * WORDS, count)

@@ -19,6 +19,7 @@ from rapid.dp.gradients import BookKeeper
 from rapid.dp.randomness import Randomness
 from rapid.methods import load_settings, open_generator
 from rapid.methods.rapid.objectives import Draws, PrivateObjective
+from rapid.methods.rapid.search import open_search
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser
 from rapid.training.average import WeightAverage
@@ -167,31 +168,26 @@ def engine(setup: Setup) -> Outcome:
 
 
 def search(setup: Setup) -> Outcome:
-    """The search of flat knowledge bases: exact, the same in any batch, and how long it takes."""
+    """The search of flat knowledge bases on the device: exact, the same in any batch, and how long it takes."""
     figures: Figures = {}
     for records in (3000,) if setup.smallest else RECORDS:
         generator = np.random.default_rng(5)
         path = setup.folder / f"keys-{records}"
         _write(path, records, generator)
         opened = KnowledgeBase.open(path, verify=False)
-        queries = generator.standard_normal((QUERIES, KEY_DIM), np.float32)
-        whole = opened.search(queries, 5).indices
-        alone = np.concatenate([opened.search(query[None], 5).indices for query in queries[:32]])
+        queries = torch.from_numpy(generator.standard_normal((QUERIES, KEY_DIM), np.float32)).to(setup.device)
+        used = open_search(opened, setup.device)
+        whole = used.nearest(queries, 5)
+        alone = np.concatenate([used.nearest(query[None], 5) for query in queries[:32]])
         require(bool((alone == whole[:32]).all()), f"{records:,} records: a query's answer depends on its batch")
         keys = torch.from_numpy(_keys(records)).to(setup.device)
-        wanted = _nearest(keys, torch.from_numpy(queries[:64]).to(setup.device))
-        wrong = int((wanted.cpu().numpy() != whole[:64, 0]).sum())
+        wrong = int((_nearest(keys, queries[:64]).cpu().numpy() != whole[:64, 0]).sum())
         require(wrong == 0, f"{records:,} records: {wrong} of 64 nearest neighbours are not those of float64")
         seconds = {}
         for count in (1, 16, QUERIES):
-            few = partial(opened.search, queries[:count])
-            seconds[str(count)] = seconds_per_step(few, torch.device("cpu"))
-        held, norms = torch.from_numpy(queries).to(setup.device), keys.square().sum(1)
-
-        def product(held: Tensor = held, keys: Tensor = keys, norms: Tensor = norms) -> Tensor:
-            return torch.addmm(norms, held, keys.T, alpha=-2).topk(8, largest=False).indices
-
-        seconds["one matrix product on the device"] = seconds_per_step(product, setup.device)
+            seconds[str(count)] = seconds_per_step(partial(used.nearest, queries[:count], 1), setup.device)
+        held = queries.cpu().numpy()
+        seconds[f"{QUERIES} by faiss"] = seconds_per_step(partial(opened.search, held), torch.device("cpu"))
         figures[str(records)] = seconds
     shown = "; ".join(
         f"{int(records):,} records: " + ", ".join(f"{name} {1e3 * value:.3g}" for name, value in seconds.items())
