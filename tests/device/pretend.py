@@ -200,7 +200,8 @@ _tensor_of_torch = torch.tensor
 
 def _tensor(data: Any, *, device: torch.device | str | None = None, **options: Any) -> Tensor:
     """`torch.tensor`, which would move its result past the dispatcher."""
-    return _tensor_of_torch(data, **options).to("cpu" if device is None else device)
+    made = _tensor_of_torch(data, **options)
+    return made if device is None else made.to(device)
 
 
 def _overload(name: str) -> OpOverload:
