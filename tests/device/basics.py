@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from device.pretend import counting
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -74,7 +75,7 @@ def counts(device: torch.device) -> list[tuple[int, int]]:
     return found
 
 
-def computed(device: torch.device) -> list[Tensor]:
+def computed(device: torch.device) -> list[NDArray[np.float32]]:
     """Gradients and weights of two steps of Adam."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), nn.Flatten(), nn.Linear(16, 3)).to(
@@ -86,7 +87,7 @@ def computed(device: torch.device) -> list[Tensor]:
         optimizer.zero_grad()
         network(x).square().sum().backward()
         optimizer.step()
-    return [part.detach().cpu() for p in network.parameters() for part in (p, p.grad) if part is not None]
+    return [part.detach().cpu().numpy() for p in network.parameters() for part in (p, p.grad) if part is not None]
 
 
 def public_steps(device: torch.device, settings: RapidSettings, autocast: bool) -> dict[str, tuple[float, float]]:

@@ -177,8 +177,7 @@ def break_down() -> None:
 def install() -> torch.device:
     """Make the device known to torch, for the rest of the process, and return it."""
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
-    # torch.tensor(..., device=...) makes the tensor on the CPU and moves it, through the dispatcher
-    torch._C._set_only_lift_cpu_tensors(True)
+    torch.tensor = _tensor
     # optimisers use the operations on lists only for types that they know
     _foreach_supported_types.append(PretendTensor)
     everything = torch.library.Library("_", "IMPL", "PrivateUse1")
@@ -194,6 +193,15 @@ def install() -> torch.device:
         casts.impl(name, _in_bfloat16(_overload(name)))
     _libraries.extend((everything, factories, autocast, casts))
     return torch.device(NAME, 0)
+
+
+_tensor_of_torch = torch.tensor
+
+
+def _tensor(data: Any, *, device: torch.device | str | None = None, **options: Any) -> Tensor:
+    """`torch.tensor`, which would move its result past the dispatcher."""
+    made = _tensor_of_torch(data, **options)
+    return made if device is None else made.to(device)
 
 
 def _overload(name: str) -> OpOverload:
