@@ -204,14 +204,13 @@ class LinearTrajectories:
 
     def _append(self, table: CallTable) -> None:
         """Append calls to the tables of arithmetic; parts become as many as the widest table has."""
-        device = self._parts.device
+        times, weights = (part.to(self._parts.device, non_blocking=True) for part in (table.times, table.weights))
         self._slot = np.concatenate([self._slot, np.array(table.slots, np.int64)])
         self._noisy = np.concatenate([self._noisy, np.array(table.noisy, bool)])
-        self._slots = torch.from_numpy(self._slot).to(device)
-        self._times = torch.cat([self._times.to(table.times.dtype), table.times.to(device)])
-        both = (self._weights, table.weights.to(device))
-        width = max(weights.shape[2] for weights in both)
-        self._weights = torch.cat([F.pad(weights, (0, width - weights.shape[2])) for weights in both])
+        self._slots = self._sent(self._slot)
+        self._times = torch.cat([self._times.to(times.dtype), times])
+        width = max(self._weights.shape[2], weights.shape[2])
+        self._weights = torch.cat([F.pad(some, (0, width - some.shape[2])) for some in (self._weights, weights)])
         if width > self._parts.shape[1]:
             shape = (len(self._parts), width - self._parts.shape[1], *self._parts.shape[2:])
             self._parts = torch.cat([self._parts, self._parts.new_zeros(shape)], 1)

@@ -74,16 +74,21 @@ async def base64_pngs(encoder: Encoder, model: Model, images: list[ImageDone]) -
 
 async def as_json(encoder: Encoder, model: Model, job: Job, images: list[ImageDone]) -> Response:
     """One JSON object; see `schemas.GenerateResponse`."""
+    contents = await base64_pngs(encoder, model, images)
+    # also off the event loop: of thousands of images it is megabytes
+    return await asyncio.to_thread(_json_response, model, job, images, contents)
+
+
+def _json_response(model: Model, job: Job, images: list[ImageDone], contents: list[str]) -> Response:
     content: dict[str, Any] = {
-        "images": await base64_pngs(encoder, model, images),
+        "images": contents,
         "labels": class_names(model, job),
         "entries": [_record(one) for one in images],
         "seed": job.request.seed,
         "model": model.name,
         "privacy": model.privacy,
     }
-    text = await asyncio.to_thread(json.dumps, content)
-    return Response(text, media_type=JSON, headers=headers(model, job))
+    return Response(json.dumps(content), media_type=JSON, headers=headers(model, job))
 
 
 async def as_png(encoder: Encoder, model: Model, job: Job, images: list[ImageDone]) -> Response:
