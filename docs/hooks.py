@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 PICTURES = {
     "images/samples.png": "benchmarks/letters-mnist/samples/rapid-10.png",
     "benchmarks/samples/epsilon-10.png": "benchmarks/blood-cells/samples/epsilon-10.png",
+    "benchmarks/growth.svg": "benchmarks/knowledge-base/growth.svg",
     "benchmarks/samples/epsilon-10-as-drawn.png": "benchmarks/blood-cells/samples/epsilon-10-as-drawn.png",
 }
 """Pictures of the site, and where they are in the project."""
