@@ -255,13 +255,14 @@ def write_results(report: Path, measured: Sequence[Json], floor: Json | None) ->
     by_key = {_key(row): row for row in (*earlier["rows"], *measured)}
     rows = [by_key[key] for key in sorted(by_key)]
     write_json(file, {"floor": floor, "rows": rows})
-    columns = ["epsilon", "method", "images", "accuracy %", *NETWORKS, "Frechet", "precision", "recall"]
+    shown = [*NETWORKS, *sorted({name for row in rows for name in row.get("networks", {})} - set(NETWORKS))]
+    columns = ["epsilon", "method", "images", "accuracy %", *shown, "Frechet", "precision", "recall"]
     columns += ["calls", "ms an image", "public min", "private min", "steps", "noise multiplier"]
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for row in rows:
         fidelity, networks = row.get("fidelity") or {}, row.get("networks", {})
         cells = [f"{row['epsilon']:g}", row["name"], _variant(row), _number(row["accuracy"], ".2f")]
-        cells += [_number(networks.get(name), ".2f") for name in NETWORKS]
+        cells += [_number(networks.get(name), ".2f") for name in shown]
         cells += [_number(fidelity.get("frechet"), ".3g")]
         cells += [_number(fidelity.get(name), ".3f") for name in ("precision", "recall")]
         seconds = row.get("seconds_an_image")
@@ -269,7 +270,10 @@ def write_results(report: Path, measured: Sequence[Json], floor: Json | None) ->
         cells += [_minutes(row["seconds"]["public"]), _minutes(row["seconds"]["private"])]
         cells += [_number(row["privacy"].get("steps"), ",d"), _number(row["privacy"].get("noise_multiplier"), ".3g")]
         lines.append(f"| {' | '.join(cells)} |")
-    words = ["", "Accuracy on the real test images: of a classifier itself, or else the mean of the three networks,"]
+    words = [
+        "",
+        "Accuracy on the real test images: of a classifier itself, or else the mean of ResNet, WideResNet and ResNeXt,",
+    ]
     words += ["which are trained on synthetic images alone. Frechet distance: in the report's own features, not FID."]
     if floor is not None:
         words.append(
