@@ -26,7 +26,7 @@ def test_sizes_are_measured_once(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "index")}
     done = subprocess.run(
         [*command, "--out", str(out), "--scratch", str(tmp_path)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=120,
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=600,
     )  # fmt: skip
     found = json.loads((out / "results.json").read_text())
     assert found["1000"] == before["1000"]
