@@ -89,9 +89,7 @@ class TimedSteps:
         else:
             steps = max(1, int(WORK * 60 * self.minutes / found))
             if first:
-                self.say(
-                    f"private: {steps:,} steps in {self.minutes:g} minutes, by the measured {found:.3g} s of a step"
-                )
+                self.say(f"private: {steps:,} steps in {self.minutes:g} minutes, {found:.3g} s each as measured")
         return apply_overrides(settings.model_dump(mode="json"), [f"{STEPS}={steps}"])
 
 
