@@ -94,7 +94,8 @@ def peak_bytes(run: Callable[[], None], device: torch.device) -> int:
         run()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with _Allocations() as allocations:
+    allocations = _Allocations()
+    with allocations:
         run()
     return allocations.most
 
@@ -107,7 +108,7 @@ class _Allocations(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.most = self._now = 0
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
