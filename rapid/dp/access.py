@@ -26,7 +26,7 @@ from rapid.dp.queries import noisy_sum
 from rapid.dp.randomness import Randomness, randomness_for
 from rapid.dp.ranks import Ranks
 from rapid.dp.release_checkpoint import ReleaseCheckpoint
-from rapid.dp.releases import Release
+from rapid.dp.releases import DpSgdSpec, Release
 from rapid.dp.rows import PrivateTensor, Rows, apply, apply_scalar, row_shape, take
 from rapid.dp.spending import Charge
 from rapid.dp.units import Units
@@ -218,6 +218,7 @@ class PrivateAccess:
         trainer.load_state_dict(
             self.ranks.broadcast_state((checkpoint.load() if checkpoint else None) or trainer.state_dict())
         )
+        assert isinstance(release.spec, DpSgdSpec)
         physical_batch = how.physical_batch or measured_physical_batch(
             trainer.network, losses, data, release.spec, autocast=how.autocast
         )
