@@ -193,6 +193,7 @@ OTHERWISE: dict[str, Any] = {
     "private.start": 300,
     "private.trainable": ("*bias",),
     "generation.start": 200,
+    "private.distillation.sampling": {"steps": 10},
     "generation.clip_range": 2.0,
 }
 """Other values, where one cannot be made up from the type; None: there is none."""
