@@ -221,7 +221,9 @@ def test_recall_of_an_approximate_index_is_measured(
 ) -> None:
     """18 records are one list, in which everything is found."""
     settings = apply_overrides(tiny_settings.model_dump(mode="json"), ["knowledge_base.index_type=ivf"])
-    bundle = build_public_bundle([letters], tmp_path / "out", settings, CPU, resume=False, networks=public_bundle)
+    bundle = build_public_bundle(
+        [letters], tmp_path / "out", settings, CPU, resume=False, networks=open_networks(public_bundle)
+    )
     assert bundle.config.facts["recall"] == {"queries": 42, "neighbours": 10, "share": 1.0}
     assert "index: finds 100.0% of the 10 nearest records of 42 queries" in bundle.config.facts["findings"]
     assert "recall" not in Bundle.open(public_bundle, "base").config.facts
