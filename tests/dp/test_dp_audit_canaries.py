@@ -172,7 +172,7 @@ class Remembers(PrivateMechanism):
     def _clipped_sum(self, indices: Tensor) -> Tensor:
         now = super()._clipped_sum(indices)
         earlier, self.earlier = getattr(self, "earlier", torch.zeros_like(now)), now
-        return now + 6 * earlier
+        return now + 12 * earlier
 
 
 def alarms(access: CanaryAccess, false_alarm: float = FALSE_ALARM) -> set[str]:
