@@ -15,7 +15,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 PICTURES = {
-    "images/samples.png": "benchmarks/letters-mnist/samples/rapid-10.png",
+    "images/samples.png": "benchmarks/demo/samples/samples.png",
+    "benchmarks/samples/samples.png": "benchmarks/demo/samples/samples.png",
+    "benchmarks/samples/neighbours.png": "benchmarks/demo/samples/neighbours.png",
     "benchmarks/samples/epsilon-10.png": "benchmarks/blood-cells/samples/epsilon-10.png",
     "benchmarks/growth.svg": "benchmarks/knowledge-base/growth.svg",
     "benchmarks/samples/epsilon-10-as-drawn.png": "benchmarks/blood-cells/samples/epsilon-10-as-drawn.png",

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from scipy import stats
+from tests_process import wait_for
 from tests_ranks import ends_of, torchrun, two_ranks
 
 from rapid.bundle import Bundle
@@ -187,7 +188,7 @@ def test_errors_of_a_backend_are_a_lost_rank(error: type[RuntimeError]) -> None:
 
 def test_a_killed_rank_ends_the_job_which_can_be_resumed(tmp_path: Path, public_bundle: Path, digits: Path) -> None:
     out = tmp_path / "out"
-    more = ("--set", "private.steps=60")
+    more = ("--set", "private.steps=120", "--set", "private.checkpoint_seconds=0")
     process = torchrun("-m", "rapid", *arguments(public_bundle, digits, out, *more))
     assert process.stderr is not None
     shown = ""
@@ -195,17 +196,20 @@ def test_a_killed_rank_ends_the_job_which_can_be_resumed(tmp_path: Path, public_
         character = process.stderr.read(1)
         assert character, shown
         shown += character
+    wait_for(out / "checkpoints" / "denoiser.pt")
     os.kill(child_of_rank(process.pid, 1), signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
-    assert "go on with --resume" in errors or "start all ranks again with --resume" in errors
+    # the last words if torchrun's signal comes before the other rank has noticed
+    hints = ("go on with --resume", "start all ranks again with --resume", "rerun the command with --resume")
+    assert any(hint in errors for hint in hints)
     assert "SIGKILL" in errors
     assert not (out / "privacy.json").exists()
-    assert 0 < torch.load(out / "checkpoints" / "denoiser.pt", weights_only=True)["step"] < 60
+    assert 0 < torch.load(out / "checkpoints" / "denoiser.pt", weights_only=True)["step"] < 120
     again = torchrun("-m", "rapid", *arguments(public_bundle, digits, out, *more, "--resume"))
     _, errors = again.communicate(timeout=180)
     assert again.returncode == 0, errors
-    assert json.loads((out / "privacy.json").read_text())["steps"] == 60
+    assert json.loads((out / "privacy.json").read_text())["steps"] == 120
 
 
 def child_of_rank(parent: int, rank: int) -> int:
