@@ -6,9 +6,11 @@ accounts.py     epsilon recomputed, the ledger       report.py        canonical 
 audits.py       the mechanism's audit                page.py          the page for people
 membership.py   attacks on canaries                  signature.py     keys and signatures (Ed25519)
 nearness.py     the noisy count of near-copies       verification.py  checks of a report
+inputs.py       what is decided about, read, checked
 """
 
-from rapid.release.gate import Request, decide
+from rapid.release.gate import decide
+from rapid.release.inputs import Request
 from rapid.release.policy import Policy, read_policy
 from rapid.release.report import Report, write_report
 from rapid.release.signature import new_key, read_private_key, read_public_key

@@ -10,7 +10,6 @@ import hashlib
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ from numpy.typing import NDArray
 
 import rapid
 from rapid.bundle import Bundle
-from rapid.data import ImageSet, fit_images, load_images
-from rapid.data.units import ONE_PERSON, PeopleFrom, plural
+from rapid.data.units import plural
 from rapid.dp.access import PrivateAccess, PublicFacts
-from rapid.dp.ledger import Ledger, Limit, default_path
+from rapid.dp.ledger import Ledger, Limit
 from rapid.dp.spending import Charge
 from rapid.errors import InputError, PrivacyRefused
 from rapid.evaluate.neighbours import nearest_images
@@ -35,6 +33,7 @@ from rapid.methods.base import Inspectable
 from rapid.progress import Progress
 from rapid.release import accounts, audits, membership, nearness
 from rapid.release.contents import Contents, contents
+from rapid.release.inputs import Inputs, Request, read_inputs
 from rapid.release.policy import Policy
 from rapid.release.report import Report, write_report
 from rapid.release.rules import Rule, rule, stopping
@@ -44,68 +43,6 @@ from rapid.stopping import check_stop
 from rapid.training import RunFolder
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to decide about.
-
-    Attributes:
-        model: the private bundle.
-        policy: what it must fulfil.
-        out: folder of the report.
-        private: the images that it was trained on; None leaves ledger and near-copies unmeasured.
-        classes: declared class names of `private`.
-        people: where `private` says whose image each is.
-        show_paths: name private files in error messages.
-        label_column: see `load_images`.
-        ledger: the ledger of `private`; default: `rapid.dp.ledger.default_path`.
-        synthetic: images that the model made; None: they are drawn.
-        count: number of images to draw; default: what the policy asks for.
-        seed: of the drawn images.
-        members: canaries that were in the private set, owned by the tester.
-        non_members: canaries that were not.
-        public: images like the private ones that are not private, which set the distance of near-copies; empty: those
-            of `non_members`.
-        audit: what `rapid audit --json` printed; None: an audit is run if the policy requires one.
-        epsilon: of the count of near-copies; default: that of the policy.
-    """
-
-    model: Path
-    policy: Policy
-    out: Path
-    private: Path | None = None
-    classes: Sequence[str] | None = None
-    people: PeopleFrom | None = None
-    show_paths: bool = False
-    label_column: str | None = None
-    ledger: Path | None = None
-    synthetic: Path | None = None
-    count: int | None = None
-    seed: int = 0
-    members: Path | None = None
-    non_members: Path | None = None
-    public: tuple[Path, ...] = ()
-    audit: Path | None = None
-    epsilon: float | None = None
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """Everything that was read and checked before anything is written or spent."""
-
-    bundle: Bundle
-    statement: accounts.Statement
-    stored: ImageSet | None
-    """The private images as they were read: their account in the ledger is a hash of these."""
-    fitted: ImageSet | None
-    """The same in the form of the bundle."""
-    members: ImageSet | None
-    non_members: ImageSet | None
-    public: NDArray[np.uint8] | None
-    synthetic: NDArray[np.uint8] | None
-    audit: Json | None
-    ledger: Path
 
 
 def decide(
@@ -128,14 +65,14 @@ def decide(
     """
     if request.policy.signature and key is None:
         raise InputError("key", "the policy wants a signed report; give a key, or make one with --new-key")
-    inputs = _read(request)
+    inputs = read_inputs(request)
     with RunFolder.enter(request.out, "release", {"model": inputs.bundle.digest}, resume=resume) as folder:
         content, rules = _measure(request, inputs, device, folder)
         return write_report(content, rules, request.out, key)
 
 
 def _measure(
-    request: Request, inputs: _Inputs, device: torch.device, folder: RunFolder
+    request: Request, inputs: Inputs, device: torch.device, folder: RunFolder
 ) -> tuple[Json, tuple[Rule, ...]]:
     policy, statement, bundle = request.policy, inputs.statement, inputs.bundle
     files, recomputed = contents(bundle), accounts.Recomputed.of(statement)
@@ -185,7 +122,7 @@ def _measure(
 
 def _count(
     request: Request,
-    inputs: _Inputs,
+    inputs: Inputs,
     near: nearness.Nearness,
     account: accounts.Account | str | None,
     stopped: Sequence[Rule],
@@ -241,91 +178,7 @@ def _check_recorded(file: Path, book: Ledger, dataset: str) -> None:
         raise InputError("resume", f"{file} is not a count that the ledger knows; remove it to count again")
 
 
-def _read(request: Request) -> _Inputs:
-    """Read and check everything."""
-    policy = request.policy
-    if request.epsilon is not None and not 0 < request.epsilon <= policy.copies.epsilon:
-        most = as_typed(policy.copies.epsilon)
-        raise InputError(
-            "epsilon", f"must be positive and at most the policy's copies.epsilon, {most}", request.epsilon
-        )
-    if (request.members is None) != (request.non_members is None):
-        missing = "members" if request.members is None else "non_members"
-        raise InputError(missing, "attacks need both --members and --non-members")
-    least = policy.copies.min_synthetic
-    if request.count is not None and request.count < least:
-        raise InputError("count", f"the policy wants at least {least:,} synthetic images", request.count)
-    bundle = Bundle.open(request.model, "model", "private")
-    if request.out.resolve().is_relative_to(bundle.path.resolve()):
-        raise InputError("out", "lies in the bundle; give a folder outside", request.out)
-    statement = accounts.Statement.of(bundle)
-    audit = None if request.audit is None else audits.read_audit(request.audit)
-    synthetic = None
-    if request.synthetic is not None:
-        synthetic = _open_images(request.synthetic, "synthetic", bundle).images
-        if len(synthetic) < least:
-            problem = f"has {len(synthetic):,} images; the policy wants at least {least:,}"
-            raise InputError("synthetic", problem, request.synthetic)
-    members, non_members = (
-        None if path is None else _open_images(path, field, bundle)
-        for path, field in ((request.members, "members"), (request.non_members, "non_members"))
-    )
-    for field, canaries in (("members", members), ("non_members", non_members)):
-        if canaries is not None:
-            membership.check_number(field, len(canaries))
-    public = [_open_images(path, "public", bundle, labelled=False).images for path in request.public]
-    if not public and non_members is not None:
-        public = [non_members.images]
-    if public and request.private is not None:
-        nearness.check_number(sum(map(len, public)), policy.copies.reference_share)
-    stored = None if request.private is None else _private(request, statement)
-    return _Inputs(
-        bundle=bundle,
-        statement=statement,
-        stored=stored,
-        fitted=None if stored is None else fit_images(stored, bundle.config.image, "private"),
-        members=members,
-        non_members=non_members,
-        public=np.concatenate(public) if public else None,
-        synthetic=synthetic,
-        audit=audit,
-        ledger=request.ledger or default_path(),
-    )
-
-
-def _private(request: Request, statement: accounts.Statement) -> ImageSet:
-    """The private images; their number and unit must be those of the statement, which are public."""
-    assert request.private is not None
-    if (request.people is not None) != (statement.unit == ONE_PERSON):
-        flags = "give --unit-column or --unit-folders" if request.people is None else "leave out --unit-column"
-        raise InputError("private", f"the unit of the model is {statement.unit}; {flags}")
-    found = load_images(
-        request.private,
-        "private",
-        request.classes,
-        show_paths=request.show_paths,
-        people=request.people,
-        label_column=request.label_column,
-    )
-    if found.unit_count != statement.dataset_size:
-        counted = f"{plural(statement.unit)}, and the model was trained on {statement.dataset_size:,}"
-        raise InputError("private", f"has {found.unit_count:,} {counted}; give the images that it was trained on")
-    return found
-
-
-def _open_images(path: Path, field: str, bundle: Bundle, *, labelled: bool = True) -> ImageSet:
-    """Images that are not private, in the form of the bundle, with labels that are numbers of its classes."""
-    found = fit_images(load_images(path, field), bundle.config.image, field)
-    if found.labels is None or not labelled or not bundle.classes:
-        return replace(found, labels=None, classes=())
-    number_of = {name: number for number, name in enumerate(bundle.classes)}
-    if others := [name for name in found.classes if name not in number_of]:
-        raise InputError(field, f"has a class '{others[0]}', which the model does not know", path)
-    numbers = np.array([number_of[name] for name in found.classes], np.int64)
-    return replace(found, labels=numbers[found.labels], classes=bundle.classes)
-
-
-def _synthetic(request: Request, inputs: _Inputs, device: torch.device) -> tuple[NDArray[np.uint8] | None, str]:
+def _synthetic(request: Request, inputs: Inputs, device: torch.device) -> tuple[NDArray[np.uint8] | None, str]:
     """Synthetic images if something is compared with them, or why there are none."""
     if inputs.synthetic is not None:
         return inputs.synthetic, ""
@@ -349,7 +202,7 @@ def _synthetic(request: Request, inputs: _Inputs, device: torch.device) -> tuple
 
 
 def _attack(
-    inputs: _Inputs, policy: Policy, samples: NDArray[np.uint8] | None, device: torch.device
+    inputs: Inputs, policy: Policy, samples: NDArray[np.uint8] | None, device: torch.device
 ) -> list[membership.Attack] | str:
     """Attacks on canaries, by the distance to the synthetic images and by what the method offers; or why none."""
     if inputs.members is None or inputs.non_members is None:
@@ -379,7 +232,7 @@ def _content_rules(policy: Policy, files: Contents) -> list[Rule]:
     return [rule("contents", "the folder holds the files of the bundle and nothing else", found, not files.foreign)]
 
 
-def _account(inputs: _Inputs) -> accounts.Account | str | None:
+def _account(inputs: Inputs) -> accounts.Account | str | None:
     return None if inputs.stored is None else accounts.read_account(inputs.ledger, inputs.stored, inputs.statement)
 
 
@@ -389,7 +242,7 @@ def _excerpt(account: accounts.Account | str | None, policy: Policy, delta: floa
     return {"why": account or "no private images were given"}
 
 
-def _membership(inputs: _Inputs, found: Sequence[membership.Attack] | str, statement: accounts.Statement) -> Json:
+def _membership(inputs: Inputs, found: Sequence[membership.Attack] | str, statement: accounts.Statement) -> Json:
     if isinstance(found, str) or inputs.members is None or inputs.non_members is None:
         return {"why": str(found)}
     return {
@@ -400,7 +253,7 @@ def _membership(inputs: _Inputs, found: Sequence[membership.Attack] | str, state
     }
 
 
-def _unmeasured(inputs: _Inputs) -> str:
+def _unmeasured(inputs: Inputs) -> str:
     if inputs.fitted is None:
         return "no private images were given"
     return "no images were given that are like the private ones and are not private (--public or --non-members)"
