@@ -21,7 +21,7 @@ from rapid.data import ImageSet, fit_images, join, load_images
 from rapid.errors import InputError
 from rapid.mapped import scratch_in
 from rapid.methods import find_method
-from rapid.methods.base import PublicImages
+from rapid.methods.base import Description, PublicImages
 from rapid.progress import hidden
 from rapid.ranks import Ranks
 from rapid.stages.automatic import AutomaticChoice
@@ -114,28 +114,34 @@ def _build(
             ranks.all_or_none(lambda: _same_folder(run_folder))
             builder = BundleBuilder(run_folder, fingerprint, device, networks, ranks)
             found = method.train_public(builder, PublicImages(images, sources, names), chosen)
-            config = BundleConfig(
-                kind="public",
-                method=method.name,
-                settings=chosen.model_dump(mode="json"),
-                image=chosen.image,
+            data = PublicData(
+                sources=tuple(path.name for path in paths),
                 classes=images.classes,
-                public=PublicData(
-                    sources=tuple(path.name for path in paths),
-                    classes=images.classes,
-                    pre_training=found.pre_training,
-                    reference=found.reference,
-                    fingerprint=fingerprint,
-                ),
-                recipes=builder.recipes,
-                facts=found.facts | ({"findings": list(found.findings)} if found.findings else {}),
+                pre_training=found.pre_training,
+                reference=found.reference,
+                fingerprint=fingerprint,
             )
+            config = _config(chosen, data, builder, found)
             if ranks.first:
                 write_bundle(out, config, builder.components, card=public_card(config, found.about))
                 run_folder.leave()
             # the others open it when it is there
             ranks.broadcast(None)
         return Bundle.open(out, "out", "public")
+
+
+def _config(settings: MethodSettings, data: PublicData, builder: BundleBuilder, found: Description) -> BundleConfig:
+    """The content of `config.json`."""
+    return BundleConfig(
+        kind="public",
+        method=settings.method,
+        settings=settings.model_dump(mode="json"),
+        image=settings.image,
+        classes=data.classes,
+        public=data,
+        recipes=builder.recipes,
+        facts=found.facts | ({"findings": list(found.findings)} if found.findings else {}),
+    )
 
 
 def _read(

@@ -58,7 +58,8 @@ def distil(parts: Parts, device: torch.device, checkpoint: Callable[[str], Check
 def _trained(parts: Parts, latents: Tensor, labels: NDArray[np.int64], checkpoint: Checkpoint) -> Denoiser:
     """A copy of the denoiser, trained on latents of given classes."""
     own, device = parts.settings.private.distillation, latents.device
-    classes = [torch.from_numpy(np.flatnonzero(labels == number)) for number in np.unique(labels)]
+    # all classes equally often, however many images of each were kept
+    weights = torch.from_numpy(1 / np.bincount(labels)[labels])
     targets = torch.from_numpy(labels).to(device)
     schedule = Schedule.build(parts.settings.schedule).to(device)
     denoiser = parts.denoiser.with_classes(len(parts.classes)).to(device).requires_grad_(True)
@@ -66,9 +67,7 @@ def _trained(parts: Parts, latents: Tensor, labels: NDArray[np.int64], checkpoin
 
     def loss(generator: torch.Generator) -> Tensor:
         count = own.training.batch_size
-        # all classes equally often, however many images of each were kept
-        uniform = torch.rand(2, count, generator=generator)
-        picked = torch.stack([_pick(classes, float(a), float(b)) for a, b in uniform.T]).to(device)
+        picked = torch.multinomial(weights, count, replacement=True, generator=generator).to(device)
         t = torch.randint(1, schedule.timesteps + 1, (count,), generator=generator).to(device)
         eps = torch.randn(count, *latents.shape[1:], generator=generator).to(device)
         dropped = torch.rand(count, generator=generator).to(device) < own.label_dropout
@@ -77,11 +76,6 @@ def _trained(parts: Parts, latents: Tensor, labels: NDArray[np.int64], checkpoin
 
     train(NAME, denoiser, loss, own.training, checkpoint)
     return denoiser
-
-
-def _pick(classes: list[Tensor], which: float, row: float) -> Tensor:
-    rows = classes[min(int(which * len(classes)), len(classes) - 1)]
-    return rows[min(int(row * len(rows)), len(rows) - 1)]
 
 
 @torch.no_grad()

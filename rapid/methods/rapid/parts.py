@@ -55,7 +55,9 @@ class Parts:
     def of(cls, bundle: Bundle) -> Self:
         """Open the parts of a bundle."""
         private, settings = bundle.config.kind == "private", bundle.settings_as(RapidSettings)
-        late = private and not settings.private.distillation.candidates
+        probe = bundle.component(PROBE, Probe) if private and bundle.has(PROBE) else None
+        # without a probe nothing was distilled
+        late = private and not (settings.private.distillation.candidates and probe is not None)
         return cls(
             settings=settings,
             kind=bundle.config.kind,
@@ -66,7 +68,7 @@ class Parts:
             public_denoiser=bundle.component(public_denoiser_name(bundle), Denoiser),
             encoder=bundle.component("encoder", TrajectoryEncoder),
             knowledge_base=open_knowledge_base(bundle),
-            probe=bundle.component(PROBE, Probe) if private and bundle.has(PROBE) else None,
+            probe=probe,
             moments=bundle.component(MOMENTS, ClassMoments) if bundle.has(MOMENTS) else None,
             private_from=trained_timesteps(settings) if late else settings.schedule.timesteps,
         )

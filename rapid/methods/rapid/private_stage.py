@@ -129,7 +129,7 @@ def describe_private(settings: RapidSettings, base: Bundle | None, budget: Budge
         f"Everything else comes from public images ({sources}): autoencoder, encoder, knowledge base, the features\n"
         "of the probe, and the denoiser that makes queries. Images can show traits of public neighbours.\n"
     )
-    if settings.private.distillation.candidates:
+    if settings.private.distillation.candidates and PROBE in budget.names:
         about += "After DP-SGD the denoiser was trained on those of its own images that the probe was surest of.\n"
     facts = public_facts(settings, len(open_knowledge_base(base))) | {"objective": objective}
     return Description(about, facts)

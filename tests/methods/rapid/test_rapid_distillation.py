@@ -121,6 +121,18 @@ def distilled(
     )
 
 
+def test_without_a_probe_nothing_is_distilled(
+    public_bundle: Path, digits: Path, tiny_settings: RapidSettings, tmp_path: Path
+) -> None:
+    """The early steps of its images are the public denoiser's then, as without the setting."""
+    settings = own_settings(tiny_settings, "private.probe.share=0")
+    bundle = train_private_bundle(
+        public_bundle, digits, tmp_path / "out", settings, epsilon=10.0, delta=None, device=CPU, resume=False
+    )
+    assert Parts.of(bundle).private_from == settings.late_start
+    assert "surest" not in (bundle.path / "README.md").read_text()
+
+
 def test_it_costs_no_privacy(distilled: Bundle, private: Bundle) -> None:
     """The account has the same releases and the same epsilon as that of a run without distillation."""
     with_it, without = (json.loads((one.path / "privacy.json").read_text()) for one in (distilled, private))
