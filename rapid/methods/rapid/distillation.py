@@ -1,8 +1,11 @@
-"""Select and distil: after DP-SGD, the denoiser trains on those of its own images that the probe is surest of.
+"""Select and distil: the denoiser trains on those of its own images that the probe is surest of.
 
 Images are drawn, and of those that the private probe takes for the class that they were drawn for, the surest of each
 class are kept. The denoiser then trains on them by the plain loss, without noise or clipping. Nothing here sees a
-private image: all of it is post-processing of the denoiser and the probe, and costs no privacy.
+private image: all of it is post-processing of the denoiser, the moments and the probe, and costs no privacy.
+
+Before DP-SGD it teaches the denoiser what the probe and the moments know of the classes, so that the budget of DP-SGD
+goes to likeness; after DP-SGD it cleans up.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from rapid.diffusion import Schedule
 from rapid.diffusion.losses import noise_prediction_loss
 from rapid.methods.rapid.generator import RapidSampler
 from rapid.methods.rapid.parts import Parts
+from rapid.methods.rapid.settings import When
 from rapid.nn import Autoencoder, Denoiser
 from rapid.progress import Progress
 from rapid.sampling.streams import make_streams
@@ -34,23 +38,27 @@ ENCODED = 500
 """Images encoded at a time."""
 
 
-def distil(parts: Parts, device: torch.device, checkpoint: Callable[[str], Checkpoint]) -> Denoiser:
+def distil(
+    parts: Parts, device: torch.device, checkpoint: Callable[[str], Checkpoint], when: When = "after"
+) -> Denoiser:
     """A copy of the denoiser, trained on its own images at all timesteps; the denoiser itself if none can be kept.
 
     Args:
         parts: of a private bundle with classes, in which the probe names the class of an image.
         device: where to train.
         checkpoint: of a training with the given name; the candidates of a run that was stopped are drawn again.
+        when: before or after DP-SGD, which have their own numbers of rounds.
 
     Raises:
         Stopped: a stop was requested.
     """
-    for number in range(parts.settings.private.distillation.rounds):
-        latents, labels = chosen_latents(parts, device, number)
+    own = parts.settings.private.distillation
+    for number in range(own.rounds_before if when == "before" else own.rounds):
+        latents, labels = chosen_latents(parts, device, number, when)
         if not len(labels):
             warnings.warn("the probe takes no image for its class: nothing is distilled", stacklevel=2)
             break
-        denoiser = _trained(parts, latents, labels, checkpoint(f"{NAME}-{number}"))
+        denoiser = _trained(parts, latents, labels, checkpoint(f"{NAME}-{when}-{number}"))
         parts = replace(parts, denoiser=denoiser, private_from=parts.settings.schedule.timesteps)
     return parts.denoiser
 
@@ -79,24 +87,28 @@ def _trained(parts: Parts, latents: Tensor, labels: NDArray[np.int64], checkpoin
 
 
 @torch.no_grad()
-def chosen_latents(parts: Parts, device: torch.device, number: int = 0) -> tuple[Tensor, NDArray[np.int64]]:
+def chosen_latents(
+    parts: Parts, device: torch.device, number: int = 0, when: When = "after"
+) -> tuple[Tensor, NDArray[np.int64]]:
     """Latents of the kept images and of random views of them, float (n, c, h, w), and their classes, int64 (n,).
 
     Args:
         parts: see `distil`.
         device: where to compute.
         number: of the round; the first draws as `distillation.sampling` says, later ones as images are drawn.
+        when: before or after DP-SGD; their seeds differ.
     """
     own = parts.settings.private.distillation
     assert parts.probe is not None
     probe, autoencoder = parts.probe.to(device), parts.autoencoder.to(device)
     generation = parts.settings.generation
     sampler = RapidSampler(parts, device, generation if number else own.sampling or generation)
+    seed = number + (own.rounds if when == "before" else 0)
     images, probabilities = [], []
     with Progress("candidates", own.candidates, "image") as progress:
         for numbers in _portions(own.candidates, sampler.batch_size):
             check_stop()
-            drawn = sampler.decode(sampler.sample(make_streams(number, numbers), numbers % len(parts.classes))[1])
+            drawn = sampler.decode(sampler.sample(make_streams(seed, numbers), numbers % len(parts.classes))[1])
             images.append(drawn)
             probabilities.append(probe.probabilities(to_unit_range(drawn, device)).cpu().numpy())
             progress.advance(len(numbers))
@@ -104,7 +116,7 @@ def chosen_latents(parts: Parts, device: torch.device, number: int = 0) -> tuple
     kept, labels = surest(np.concatenate(probabilities), wanted, own.keep)
     pixels = to_unit_range(np.concatenate(images)[kept], device)
     latents = [_encoded(autoencoder, pixels)]
-    generator = torch.Generator().manual_seed(number)
+    generator = torch.Generator().manual_seed(seed)
     latents += [_encoded(autoencoder, augment(pixels, own.augment, generator)) for _ in range(own.views)]
     return torch.cat(latents), np.tile(labels, 1 + own.views)
 

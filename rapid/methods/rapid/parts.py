@@ -57,7 +57,7 @@ class Parts:
         private, settings = bundle.config.kind == "private", bundle.settings_as(RapidSettings)
         probe = bundle.component(PROBE, Probe) if private and bundle.has(PROBE) else None
         # without a probe nothing was distilled
-        late = private and not (settings.private.distillation.candidates and probe is not None)
+        late = private and not ("after" in settings.private.distillation.times and probe is not None)
         return cls(
             settings=settings,
             kind=bundle.config.kind,

@@ -111,7 +111,7 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: RapidSet
         subspace = base.component(SUBSPACE, Subspace).to(access.device)
         moments = components[MOMENTS] = release_moments(access, latents, subspace, own.moments.covariance)
     denoiser = _train_denoiser(access, latents, base, settings, probe, moments)
-    if settings.private.distillation.candidates and probe is not None and access.ranks.first:
+    if "after" in own.distillation.times and probe is not None and access.ranks.first:
         parts = _parts(access, base, settings, denoiser, probe, moments)
         denoiser = distil(parts, access.device, access.post_processing)
     components[DENOISER] = denoiser
@@ -129,8 +129,9 @@ def describe_private(settings: RapidSettings, base: Bundle | None, budget: Budge
         f"Everything else comes from public images ({sources}): autoencoder, encoder, knowledge base, the features\n"
         "of the probe, and the denoiser that makes queries. Images can show traits of public neighbours.\n"
     )
-    if settings.private.distillation.candidates and PROBE in budget.names:
-        about += "After DP-SGD the denoiser was trained on those of its own images that the probe was surest of.\n"
+    times = " and ".join(settings.private.distillation.times).capitalize()
+    if times and PROBE in budget.names:
+        about += f"{times} DP-SGD the denoiser was trained on those of its own images that the probe was surest of.\n"
     facts = public_facts(settings, len(open_knowledge_base(base))) | {"objective": objective}
     return Description(about, facts)
 
@@ -182,9 +183,12 @@ def _train_denoiser(
     if probe is not None:
         denoiser.blend_classes(public, probe.resemblance())
     select_trainable(denoiser, own.trainable)
+    # the other ranks get the first one's weights when DP-SGD begins
     if moments is not None and access.ranks.first:
-        # the other ranks get the first one's weights when DP-SGD begins
         warm_up(denoiser, moments.to(device), settings, access.post_processing("warm-up"))
+    if "before" in own.distillation.times and probe is not None and access.ranks.first:
+        parts = _parts(access, base, settings, denoiser, probe, moments)
+        denoiser.load_state_dict(distil(parts, device, access.post_processing, "before").state_dict())
     labels = (
         access.map(lambda numbers: numbers.to(device), access.labels)
         if access.facts.classes

@@ -113,13 +113,20 @@ class GenerationSettings(SamplingSettings):
     )
 
 
+When = Literal["before", "after"]
+"""DP-SGD."""
+
+
 class DistillationSettings(Section):
-    """Select and distil: after DP-SGD the denoiser trains on those of its own images that the probe is surest of."""
+    """Select and distil: the denoiser trains on those of its own images that the probe is surest of."""
 
     candidates: int = Field(
         0, ge=0, description="images that the probe judges in each round, at no privacy cost; 0: no distillation"
     )
-    rounds: int = Field(1, ge=1, description="of drawing, judging and training")
+    rounds: int = Field(1, ge=0, description="of drawing, judging and training after DP-SGD")
+    rounds_before: int = Field(
+        0, ge=0, description="the same before DP-SGD, which then begins from a denoiser that knows the classes"
+    )
     keep: float = Field(
         0.3, gt=0, le=1, description="share of the images that the probe takes for their class that is kept: the surest"
     )
@@ -127,9 +134,15 @@ class DistillationSettings(Section):
     augment: AugmentSettings = AugmentSettings(rotate=8.0, scale=0.1, shift=0.04)
     label_dropout: float = Field(0.1, ge=0, le=1, description="share of examples trained with the null class")
     sampling: GenerationSettings | None = Field(
-        None, description="how the candidates of the first round are drawn; None: by `generation`, as later ones"
+        None, description="how the candidates of a first round are drawn; None: by `generation`, as later ones"
     )
     training: Training = Training(steps=1000, batch_size=256, ema_decay=0.99)
+
+    @property
+    def times(self) -> tuple[When, ...]:
+        """When there are rounds, before or after DP-SGD."""
+        rounds: dict[When, int] = {"before": self.rounds_before, "after": self.rounds}
+        return tuple(when for when, count in rounds.items() if count and self.candidates)
 
 
 class RapidPrivateSettings(DpSgdSettings):

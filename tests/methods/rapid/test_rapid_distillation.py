@@ -141,6 +141,36 @@ def test_it_costs_no_privacy(distilled: Bundle, private: Bundle) -> None:
     assert "its own images that the probe was surest of" in " ".join((distilled.path / "README.md").read_text().split())
 
 
+def test_dp_sgd_begins_from_what_was_distilled_before_it(
+    public_bundle: Path, digits: Path, tiny_settings: RapidSettings, tmp_path: Path
+) -> None:
+    """Steps of DP-SGD too small to change anything leave the denoiser that the first rounds alone would give."""
+    settings = own_settings(
+        tiny_settings,
+        "private.distillation.rounds=0",
+        "private.distillation.rounds_before=2",
+        "private.learning_rate=1e-12",
+    )
+    bundle = train_private_bundle(
+        public_bundle, digits, tmp_path / "out", settings, epsilon=10.0, delta=None, device=CPU, resume=False
+    )
+    parts = Parts.of(bundle)
+    # its early steps are the public denoiser's, as those of a model that nothing was distilled into after DP-SGD
+    assert parts.private_from == settings.late_start
+    assert "Before DP-SGD the denoiser was trained on" in (bundle.path / "README.md").read_text()
+    assert parts.probe is not None
+    begun = parts.public_denoiser.with_classes(10)
+    begun.blend_classes(parts.public_denoiser, parts.probe.resemblance())
+    expected = distil(replace(parts, denoiser=begun), CPU, states(tmp_path / "state"), "before")
+    # bundles hold single precision; DP-SGD moves each weight by at most its learning rate a step
+    assert all(
+        torch.allclose(a, b, atol=1e-6) for a, b in zip(parts.denoiser.parameters(), expected.parameters(), strict=True)
+    )
+    assert not all(
+        torch.allclose(a, b, atol=1e-3) for a, b in zip(begun.parameters(), expected.parameters(), strict=True)
+    )
+
+
 def test_images_are_sampled_by_the_distilled_denoiser_from_noise(distilled: Bundle) -> None:
     generator = RapidGenerator(distilled, CPU)
     (phase,) = generator.route()
@@ -166,7 +196,7 @@ class StopsOnce(Checkpoint):
             request_stop()
 
 
-@pytest.mark.parametrize("stopped_rounds", [["distillation-0"], ["distillation-0", "distillation-1"]])
+@pytest.mark.parametrize("stopped_rounds", [["distillation-after-0"], ["distillation-after-0", "distillation-after-1"]])
 def test_a_run_that_was_stopped_gives_the_same_denoiser(
     parts: Parts, tmp_path: Path, stopped_rounds: list[str]
 ) -> None:
