@@ -66,7 +66,10 @@ class MomentsSettings(Section):
     """Class means and a covariance of private latents, released once; images can begin from them."""
 
     share: float = Field(0.0, ge=0, lt=1, description="of epsilon that they would spend by themselves; 0: no moments")
-    covariance: Literal["shared", "class"] = Field("shared", description="of all classes together, or of each")
+    covariance: Literal["auto", "shared", "class"] = Field(
+        "auto",
+        description="of all classes together, or of each; auto: of each where its noise is small, by N and epsilon",
+    )
     warmup: Training = Field(
         Training(steps=300, batch_size=256, learning_rate=5e-4, ema_decay=0.98),
         description="training on images drawn from the moments, before DP-SGD, at no privacy cost",

@@ -105,6 +105,13 @@ def test_without_noise_the_moments_are_those_of_numpy(tmp_path: Path, covariance
     assert found.rest.numpy() == pytest.approx(rest, rel=0.02)
 
 
+@pytest.mark.parametrize(("epsilon", "covariances"), [(1e9, 3), (100, 3), (1, 1)])
+def test_by_itself_each_class_has_a_covariance_where_the_noise_is_small(
+    tmp_path: Path, epsilon: float, covariances: int
+) -> None:
+    assert len(released(tmp_path, 3000, epsilon, "auto").factors) == covariances
+
+
 def test_noise_is_shrunk_away() -> None:
     """Where there is nothing but noise, classes have the same mean, and the covariance is that of public images."""
     generator = torch.Generator().manual_seed(5)
