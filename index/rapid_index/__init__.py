@@ -10,6 +10,7 @@ Written once by ``KnowledgeBaseWriter``, read by ``KnowledgeBase``. On disk it i
 Row i of the three files is record i. This package knows nothing of ``rapid``, torch or images.
 """
 
+from .clustering import cluster_centres
 from .errors import CorruptKnowledgeBase, ForeignKnowledgeBase, KnowledgeBaseError
 from .gpu import move_to_gpu
 from .keys import Neighbours, load_faiss
@@ -25,6 +26,7 @@ __all__ = [
     "KnowledgeBaseWriter",
     "Manifest",
     "Neighbours",
+    "cluster_centres",
     "load_faiss",
     "move_to_gpu",
 ]

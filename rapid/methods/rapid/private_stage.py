@@ -20,6 +20,7 @@ from rapid.dp.rows import PrivateTensor
 from rapid.dp.training_spec import training_spec
 from rapid.errors import InputError
 from rapid.methods.base import Description
+from rapid.methods.rapid.candidates import draw_candidates
 from rapid.methods.rapid.distillation import distil
 from rapid.methods.rapid.knowledge_base import NAME as KNOWLEDGE_BASE
 from rapid.methods.rapid.knowledge_base import open_knowledge_base
@@ -31,6 +32,8 @@ from rapid.methods.rapid.public_stage import public_facts
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.methods.rapid.subspace import NAME as SUBSPACE
 from rapid.methods.rapid.subspace import Subspace
+from rapid.methods.rapid.votes import NAME as VOTES
+from rapid.methods.rapid.votes import release_votes, votes_spec
 from rapid.methods.rapid.warmup import warm_up
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.probe.head import NAME as PROBE
@@ -48,7 +51,7 @@ OBJECTIVES = {
 
 
 def releases(settings: RapidSettings, facts: PublicFacts, base: Bundle | None) -> Sequence[DpSgdSpec | QuerySpec]:
-    """Overlap check, probe, moments and denoiser; those before the last only if they are enabled and possible.
+    """Overlap check, probe, moments, denoiser and votes; all but the denoiser only if they are enabled and possible.
 
     Args:
         settings: shares of epsilon, steps, batch, clip norms.
@@ -65,11 +68,14 @@ def releases(settings: RapidSettings, facts: PublicFacts, base: Bundle | None) -
     if own.overlap.share > 0:
         specs.append(overlap_spec(size, own.overlap.share, facts.unit))
     has_probe = settings.probe.enabled if base is None else base.has(PROBE)
-    if has_probe and facts.classes and own.probe.share > 0:
+    judged = has_probe and bool(facts.classes) and own.probe.share > 0
+    if judged:
         specs.append(probe_spec(size, own.probe))
     if own.moments.share > 0:
         specs.append(moments_spec(own.moments, size))
     specs.append(training_spec(DENOISER, OBJECTIVES[own.objective], own, facts))
+    if judged and "after" in own.distillation.times and own.distillation.votes_share > 0:
+        specs.append(votes_spec(own.distillation.votes_share, size))
     return specs
 
 
@@ -111,11 +117,22 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: RapidSet
         subspace = base.component(SUBSPACE, Subspace).to(access.device)
         moments = components[MOMENTS] = release_moments(access, latents, subspace, own.moments.covariance)
     denoiser = _train_denoiser(access, latents, base, settings, probe, moments)
-    if "after" in own.distillation.times and probe is not None and access.ranks.first:
-        parts = _parts(access, base, settings, denoiser, probe, moments)
-        denoiser = distil(parts, access.device, access.post_processing)
+    if "after" in own.distillation.times and probe is not None:
+        denoiser = _distil(access, _parts(access, base, settings, denoiser, probe, moments), probe)
     components[DENOISER] = denoiser
     return components
+
+
+def _distil(access: PrivateAccess, parts: Parts, probe: Probe) -> Denoiser:
+    """Select and distil after DP-SGD, on the first rank; all ranks vote."""
+    first, votes = access.ranks.first, None
+    candidates = draw_candidates(parts, access.device) if first else None
+    if VOTES in access.budget.names:
+        checkpoint = access.post_processing(f"{VOTES}-clusters") if first else None
+        votes = release_votes(access, probe.to(access.device), candidates, checkpoint)
+    if not first:
+        return parts.denoiser
+    return distil(parts, access.device, access.post_processing, candidates=candidates, votes=votes)
 
 
 def describe_private(settings: RapidSettings, base: Bundle | None, budget: Budget) -> Description:

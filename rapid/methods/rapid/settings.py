@@ -133,6 +133,13 @@ class DistillationSettings(Section):
     keep: float = Field(
         0.3, gt=0, le=1, description="share of the images that the probe takes for their class that is kept: the surest"
     )
+    votes_share: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="of epsilon that votes of the private images for clusters of candidates would spend by themselves: "
+        "after DP-SGD images are trained on as often as the votes say; 0: all that are kept equally often",
+    )
     views: int = Field(1, ge=0, description="random views of each kept image that are trained on beside it")
     augment: AugmentSettings = AugmentSettings(rotate=8.0, scale=0.1, shift=0.04)
     label_dropout: float = Field(0.1, ge=0, le=1, description="share of examples trained with the null class")

@@ -22,7 +22,8 @@ from rapid.diffusion import Schedule
 from rapid.diffusion.losses import noise_prediction_loss
 from rapid.errors import InputError, Stopped
 from rapid.methods import apply_overrides
-from rapid.methods.rapid.distillation import chosen_latents, distil, surest
+from rapid.methods.rapid.candidates import draw_candidates, surest
+from rapid.methods.rapid.distillation import chosen_latents, distil
 from rapid.methods.rapid.generator import RapidGenerator, RapidSampler
 from rapid.methods.rapid.parts import Parts
 from rapid.methods.rapid.settings import RapidSettings
@@ -76,8 +77,11 @@ def test_the_surest_of_each_class_are_kept(probabilities: NDArray[np.float32], k
 
 
 def test_what_is_kept_are_images_of_the_model_and_views_of_them(parts: Parts) -> None:
-    latents, labels = chosen_latents(parts, CPU)
-    assert len(latents) == len(labels)
+    latents, labels, weights = chosen_latents(parts, draw_candidates(parts, CPU), None, CPU, 0)
+    assert len(latents) == len(labels) == len(weights)
+    # all classes that are kept equally often
+    totals = np.bincount(labels, weights)
+    assert totals[totals > 0] == pytest.approx(totals.max())
     assert latents.shape[1:] == parts.settings.latent_shape
     first, second, third = np.split(labels, 3)
     assert (first == second).all() and (first == third).all()
@@ -94,7 +98,7 @@ def test_what_is_kept_are_images_of_the_model_and_views_of_them(parts: Parts) ->
 
 
 def test_training_lowers_the_loss_on_what_is_kept(parts: Parts, tmp_path: Path) -> None:
-    latents, labels = chosen_latents(parts, CPU)
+    latents, labels, _ = chosen_latents(parts, draw_candidates(parts, CPU), None, CPU, 0)
     trained = distil(parts, CPU, states(tmp_path / "state"))
     schedule = Schedule.build(parts.settings.schedule)
     generator = torch.Generator().manual_seed(9)
