@@ -33,8 +33,8 @@ LEAST_SHARE = 0.1
 
 LARGEST_CLASS_NOISE = 4e-3
 """Largest noise in the mean over the images of one class for covariances by class. They are nearer to the true ones
-than a shared one (Wasserstein distance) up to 0.0008 on letters and 0.0027 on classes of CIFAR-100. On letters at 0.0032,
-images were taken for their class as often as with a shared one, or more."""
+than a shared one, in the Wasserstein distance, up to 0.0008 on letters and 0.0027 on classes of CIFAR-100. On letters at
+0.0032, images were taken for their class as often as with a shared one, or more."""
 
 Covariance = Literal["auto", "shared", "class"]
 
