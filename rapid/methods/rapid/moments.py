@@ -32,8 +32,8 @@ LEAST_SHARE = 0.1
 """A class counts as at least this share of an equal part of the images."""
 
 LARGEST_CLASS_NOISE = 4e-3
-"""Largest noise in the mean over the images of one class for covariances by class. They are nearer to the true ones
-than a shared one, in the Wasserstein distance, up to 0.0008 on letters and 0.0027 on classes of CIFAR-100. On letters at
+"""Largest noise in the mean over the images of a class for covariances by class. They are nearer to the true ones than
+a shared one, in the Wasserstein distance, up to 0.0008 on letters and 0.0027 on classes of CIFAR-100. On letters at
 0.0032, images were taken for their class as often as with a shared one, or more."""
 
 Covariance = Literal["auto", "shared", "class"]
