@@ -21,6 +21,11 @@ LEAST_STEPS, MOST_STEPS = 40, 2000
 LARGEST_BATCH = 4096
 WARMUP, MOST_WARMUP = 0.12, 600
 """Share of the gradients' time for training on images drawn from moments, and most steps of it."""
+DISTILLATION, MOST_DISTILLATION, MOST_CANDIDATES = 0.25, 1000, 10_000
+"""Share of the gradients' time for selection and distillation before DP-SGD, most steps of it, and most candidates."""
+LEAST_ACCEPTED = 0.4
+"""Of the candidates. On letters, where the probe took 62 % for their class, distillation before DP-SGD raised the share
+of right images from 56 to 67 %; on classes of CIFAR-100, where it took 15 %, distillation changed nothing."""
 LARGEST_MULTIPLICITY = 4
 
 
@@ -39,11 +44,13 @@ def choose_private(settings: RapidSettings, facts: PublicFacts, epsilon: float, 
         gradients: number of per-example gradients for which there is time.
     """
     moments: Tree = settings.private.moments.model_dump(mode="json")
+    distillation: Tree = {}
     if moments["share"] > 0:
         # a plain gradient takes about half the time of a clipped one
         warmup = moments["warmup"]
         warmup["steps"] = max(1, min(MOST_WARMUP, int(2 * WARMUP * gradients / warmup["batch_size"])))
-        gradients *= 1 - WARMUP
+        distillation = _distillation(settings, gradients) if facts.classes and settings.probe.enabled else {}
+        gradients *= 1 - WARMUP - (DISTILLATION if distillation else 0)
     steps_at_1, size_at_1 = REFERENCE
     wanted = steps_at_1 * (epsilon * facts.dataset_size / size_at_1) ** EXPONENT
     steps = round(min(MOST_STEPS, max(LEAST_STEPS, wanted)))
@@ -59,12 +66,33 @@ def choose_private(settings: RapidSettings, facts: PublicFacts, epsilon: float, 
         "ema_decay": round(max(0.9, 1 - 5 / steps), 4),
         "moments": moments,
     }
+    if distillation:
+        private["distillation"] = distillation
     used = min(1.0, batch * multiplicity * steps / gradients)
+    first = f"{distillation['candidates']:,} candidates to distil; " if distillation else ""
     why = (
-        f"private: {steps} steps by N = {facts.dataset_size:,} and epsilon {epsilon:g}, of {batch} images on average, "
-        f"{multiplicity} draws each; about {used:.0%} of the minutes by the measured time of a step"
+        f"private: {first}{steps} steps by N = {facts.dataset_size:,} and epsilon {epsilon:g}, of {batch} images on "
+        f"average, {multiplicity} draws each; about {used:.0%} of the minutes by the measured time of a step"
     )
     return Choice({"private": private}, (why,))
+
+
+def _distillation(settings: RapidSettings, gradients: float) -> Tree:
+    """Rounds before DP-SGD that take about a share of the time of all gradients."""
+    time, calls = DISTILLATION * gradients, settings.generation.steps
+    # a network call takes about a sixth of the time of a clipped gradient, a plain gradient half of it
+    candidates = int(min(MOST_CANDIDATES, time / 3 * 6 / calls))
+    steps = int(min(MOST_DISTILLATION, 2 * time * 2 / 3 / 256))
+    if not (candidates and steps):
+        return {}
+    training = {"steps": steps, "batch_size": 256, "learning_rate": 2e-3, "warmup_steps": min(50, steps // 10)}
+    return {
+        "candidates": candidates,
+        "rounds": 0,
+        "rounds_before": 1,
+        "least_accepted": LEAST_ACCEPTED,
+        "training": training | {"ema_decay": 0.98},
+    }
 
 
 def seconds_per_gradient(settings: RapidSettings, device: torch.device) -> float:

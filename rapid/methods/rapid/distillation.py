@@ -62,10 +62,14 @@ def distil(
     for number in range(own.rounds_before if when == "before" else own.rounds):
         if candidates is None or number:
             candidates = draw_candidates(parts, device, number, when)
-        latents, labels, weights = chosen_latents(parts, candidates, votes, device, number)
-        if not len(labels):
-            warnings.warn("the probe takes no image for its class: nothing is distilled", stacklevel=2)
+        accepted = float(candidates.accepted.mean())
+        if accepted == 0 or accepted < own.least_accepted:
+            problem = (
+                f"the probe takes {accepted:.0%} of the images for their class: no more is distilled {when} DP-SGD"
+            )
+            warnings.warn(problem, stacklevel=2)
             break
+        latents, labels, weights = chosen_latents(parts, candidates, votes, device, number)
         denoiser = _trained(parts, latents, labels, weights, checkpoint(f"{NAME}-{when}-{number}"))
         parts = replace(parts, denoiser=denoiser, private_from=parts.settings.schedule.timesteps)
     return parts.denoiser

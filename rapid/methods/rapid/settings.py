@@ -133,6 +133,9 @@ class DistillationSettings(Section):
     keep: float = Field(
         0.3, gt=0, le=1, description="share of the images that the probe takes for their class that is kept: the surest"
     )
+    least_accepted: float = Field(
+        0.0, ge=0, le=1, description="where the probe takes a smaller share for their class, nothing is distilled"
+    )
     votes_share: float = Field(
         0.0,
         ge=0,

@@ -137,6 +137,14 @@ def test_without_a_probe_nothing_is_distilled(
     assert "surest" not in (bundle.path / "README.md").read_text()
 
 
+def test_where_the_probe_takes_few_images_for_their_class_nothing_is_distilled(parts: Parts, tmp_path: Path) -> None:
+    own = parts.settings.private.distillation.model_copy(update={"least_accepted": 1.0})
+    private = parts.settings.private.model_copy(update={"distillation": own})
+    parts = replace(parts, settings=parts.settings.model_copy(update={"private": private}))
+    with pytest.warns(UserWarning, match=r"the probe takes \d+% of the images for their class: no more is distilled"):
+        assert distil(parts, CPU, states(tmp_path)) is parts.denoiser
+
+
 def test_it_costs_no_privacy(distilled: Bundle, private: Bundle) -> None:
     """The account has the same releases and the same epsilon as that of a run without distillation."""
     with_it, without = (json.loads((one.path / "privacy.json").read_text()) for one in (distilled, private))
