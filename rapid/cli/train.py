@@ -100,6 +100,8 @@ def plan(options: argparse.Namespace) -> None:
         print(f"epsilon covers all releases together; {', '.join(spent)}")
     if (band := numbers_of.noise_band) > 1:
         print(f"noise is correlated over {band} steps, which signal/noise allows for; images take turns")
+    if settings.preset == PRESET:
+        print("train-private chooses batch and steps of its own by --minutes; other numbers, as here, are for --set")
     print()
     print(plan_table(rows, group_size))
     print(f"\n{EXPLANATION}")

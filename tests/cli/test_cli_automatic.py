@@ -42,7 +42,9 @@ def test_the_three_commands_need_no_settings(tmp_path: Path, colours: Path) -> N
     train = (*train, "--out", model, "--ledger", tmp_path / "ledger.jsonl", "--minutes", 0.02)
     trained = run(*train)
     assert trained.returncode == 0, trained.stderr
-    assert "private: 40 steps by N = 160 and epsilon 5" in trained.stdout
+    assert "40 steps by N = 160 and epsilon 5" in trained.stdout
+    planned = run("plan", "--base", base, "--private", colours / "private.npz", "--epsilon", 5)
+    assert "train-private chooses batch and steps of its own by --minutes" in planned.stdout
     once_more = run(*train, "--resume")
     assert once_more.returncode == 0, once_more.stderr
     assert json.loads((model / "privacy.json").read_text())["steps"] == 40
