@@ -134,7 +134,11 @@ class DistillationSettings(Section):
         0.3, gt=0, le=1, description="share of the images that the probe takes for their class that is kept: the surest"
     )
     least_accepted: float = Field(
-        0.0, ge=0, le=1, description="where the probe takes a smaller share for their class, nothing is distilled"
+        0.0,
+        ge=0,
+        le=1,
+        description="where the probe takes a smaller share for their class, nothing is distilled before DP-SGD; "
+        "only with rounds=0",
     )
     votes_share: float = Field(
         0.0,
@@ -150,6 +154,13 @@ class DistillationSettings(Section):
         None, description="how the candidates of a first round are drawn; None: by `generation`, as later ones"
     )
     training: Training = Training(steps=1000, batch_size=256, ema_decay=0.99)
+
+    @model_validator(mode="after")
+    def _optional_rounds(self) -> Self:
+        # which denoiser makes the early steps depends on whether there was a round after DP-SGD
+        if self.least_accepted and self.rounds:
+            raise ValueError(f"least_accepted must be 0 with rounds after DP-SGD, not {self.least_accepted:g}")
+        return self
 
     @property
     def times(self) -> tuple[When, ...]:

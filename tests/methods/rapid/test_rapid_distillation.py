@@ -138,11 +138,13 @@ def test_without_a_probe_nothing_is_distilled(
 
 
 def test_where_the_probe_takes_few_images_for_their_class_nothing_is_distilled(parts: Parts, tmp_path: Path) -> None:
-    own = parts.settings.private.distillation.model_copy(update={"least_accepted": 1.0})
+    own = parts.settings.private.distillation.model_copy(
+        update={"least_accepted": 1.0, "rounds": 0, "rounds_before": 1}
+    )
     private = parts.settings.private.model_copy(update={"distillation": own})
     parts = replace(parts, settings=parts.settings.model_copy(update={"private": private}))
     with pytest.warns(UserWarning, match=r"the probe takes \d+% of the images for their class: no more is distilled"):
-        assert distil(parts, CPU, states(tmp_path)) is parts.denoiser
+        assert distil(parts, CPU, states(tmp_path), "before") is parts.denoiser
 
 
 def test_it_costs_no_privacy(distilled: Bundle, private: Bundle) -> None:
@@ -221,6 +223,11 @@ def test_a_run_that_was_stopped_gives_the_same_denoiser(
             distil(parts, CPU, lambda name, at=stops: (StopsOnce if name == at else Checkpoint)(saved / name, 0))
     resumed = distil(parts, CPU, states(saved))
     assert all(torch.equal(a, b) for a, b in zip(quiet.parameters(), resumed.parameters(), strict=True))
+
+
+def test_rounds_after_dp_sgd_cannot_be_left_out(tiny_settings: RapidSettings) -> None:
+    with pytest.raises(InputError, match=r"least_accepted must be 0 with rounds after DP-SGD"):
+        own_settings(tiny_settings, "private.distillation.least_accepted=0.4")
 
 
 def test_sampling_of_candidates_is_checked_as_that_of_images(tiny_settings: RapidSettings) -> None:
