@@ -252,7 +252,8 @@ def rows_of(bench: Bench, name: str, epsilon: float) -> list[Json]:
     for variant in variants:
         images, said = bench.images(bundle, variant)
         report = bench.report(images.stem, images, plan.classifiers)
-        utility = (report["utility"] or {}).get("synthetic", {"networks": {}, "mean": None})
+        utility = (report["utility"] or {}).get("synthetic", {"networks": {}})
+        networks = {network: 100 * found["accuracy"] for network, found in utility["networks"].items()}
         agreement = report.get("agreement")
         calls = re.search(r"([0-9.e+]+) network calls? an image", said)
         seconds = bench.commands.times.get(f"{images.stem}-generate")
@@ -261,8 +262,8 @@ def rows_of(bench: Bench, name: str, epsilon: float) -> list[Json]:
             | {
                 "variant": variant,
                 "images": plan.count,
-                "networks": {network: 100 * found["accuracy"] for network, found in utility["networks"].items()},
-                "accuracy": None if utility["mean"] is None else 100 * utility["mean"],
+                "networks": networks,
+                "accuracy": sum(networks.values()) / len(networks) if networks else None,
                 "fidelity": report["fidelity"]["synthetic"],
                 "agreement": 100 * agreement["synthetic"]["agreed"] if agreement else None,
                 "calls": float(calls[1]) if calls else None,

@@ -182,7 +182,12 @@ def test_both_adams_have_the_betas_of_the_paper() -> None:
 
 
 # n_D moves on every two generator steps, so these come after steps 1, 2, 4, 6, 11: 1, 1, 2, 2, 5
-MOVING = ("private.controller={floor: 1.0, decay: 0.0}", "private.ema_decay=0.5", "private.checkpoint_seconds=0")
+MOVING = (
+    "private.discriminator_steps=null",
+    "private.controller={floor: 1.0, decay: 0.0}",
+    "private.ema_decay=0.5",
+    "private.checkpoint_seconds=0",
+)
 UPDATES = [1, 2, 4, 6, 11]
 
 
