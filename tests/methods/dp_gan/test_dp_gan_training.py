@@ -162,7 +162,7 @@ def test_generator_steps_are_those_of_adam_on_the_non_saturating_loss(decay: flo
         labels = (draws.uniform(SIZE) * CLASSES).ceil().long() - 1
         logits = network(expected(latents, labels), labels)
         if step == 1:
-            assert fakes.controller.accuracy == float((torch.sigmoid(logits) < 0.5).float().mean())
+            assert fakes.controller.accuracy == float((torch.sigmoid(logits) < 0.5).double().mean())
         optimizer.zero_grad()
         (-torch.log(torch.sigmoid(logits))).mean().backward(inputs=list(expected.parameters()))
         optimizer.step()
