@@ -25,9 +25,9 @@ SLOPE = 0.2
 class GanDiscriminator(StoredNetwork):
     """Tells real images from fakes: logits, positive for real.
 
-    With labels as planes, half of the first feature maps come from the label. With labels by projection (Miyato, Koyama;
-    ICLR 2018), the last layer has a logit for all images and one for each class, and that of the label is added. There is
-    no normalisation, so the gradient of an example depends on that example alone.
+    With labels as planes, half of the first feature maps come from the label. With labels by projection (Miyato,
+    Koyama; ICLR 2018), the last layer has a logit for all images and one for each class; that of the label is added.
+    There is no normalisation, so the gradient of an example depends on that example alone.
 
     Args:
         config: JSON-ready: size, image_channels, classes (0: unconditional), channels (d, of the first convolution),
