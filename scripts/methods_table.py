@@ -41,7 +41,8 @@ def write_results(report: Path, measured: Sequence[Json], floor: Json | None, or
     earlier = read_json(file) if file.exists() else {"rows": [], "floor": None}
     floor = floor or earlier["floor"]
     by_key = {_key(row, order): row for row in (*earlier["rows"], *measured)}
-    rows = [by_key[key] for key in sorted(by_key)]
+    # without places of files on this machine
+    rows = [{name: row[name] for name in row if name not in ("source", "picture")} for _, row in sorted(by_key.items())]
     write_json(file, {"floor": floor, "rows": rows})
     tested = {name for row in rows for name in row.get("networks", {})}
     shown = [name for name in CLASSIFIERS if name in tested]
