@@ -20,6 +20,11 @@ PICTURES = {
     "benchmarks/samples/neighbours.png": "benchmarks/demo/samples/neighbours.png",
     "benchmarks/samples/epsilon-10.png": "benchmarks/blood-cells/samples/epsilon-10.png",
     "benchmarks/growth.svg": "benchmarks/knowledge-base/growth.svg",
+    "benchmarks/samples/rapid-10-probe.png": "benchmarks/methods/samples/rapid-10-probe.png",
+    "benchmarks/samples/dp-gan-10.png": "benchmarks/methods/samples/dp-gan-10.png",
+    "benchmarks/samples/dpdm-10.png": "benchmarks/methods/samples/dpdm-10.png",
+    "benchmarks/samples/dp-diffusion-10.png": "benchmarks/methods/samples/dp-diffusion-10.png",
+    "benchmarks/samples/dp-classifier-10.png": "benchmarks/methods/samples/dp-classifier-10.png",
     "benchmarks/samples/epsilon-10-as-drawn.png": "benchmarks/blood-cells/samples/epsilon-10-as-drawn.png",
 }
 """Pictures of the site, and where they are in the project."""

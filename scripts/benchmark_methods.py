@@ -8,35 +8,27 @@ many steps as fit. Public stages have minutes of their own, which the table tell
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import re
-import shutil
+import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from commands import Commands
-from PIL import Image
+from methods_table import Json, read_json, save_picture, write_results
 
 from rapid.evaluate.classification import picture_beside
 from rapid.evaluate.networks import CLASSIFIERS
 from rapid.files import replacing, write_json
-from rapid.pictures import table
 
 NETWORKS = ("resnet", "wideresnet", "resnext")
-SAMPLES = 20
-"""Images of each class in a picture."""
-CLASSES_SHOWN = 26
 SEED = 0
 """Of generation."""
 PRIVATE = ("private.", "generation.")
 """Settings of the private stage; others belong to the public one, if there is one."""
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -48,16 +40,22 @@ class Recipe:
         preset: of both stages; None: settings that the method chooses itself.
         public: whether it has a public stage here.
         classifies: whether it makes no images.
+        networks: trained networks that the public stage builds on.
+        gradients: share of the minutes that DP-SGD may take, where more follows it.
     """
 
     method: str
     preset: str | None
     public: bool
     classifies: bool = False
+    networks: str | None = None
+    gradients: float = 1.0
 
 
 RECIPES = {
-    "rapid": Recipe("rapid", None, public=True),
+    # the rest of its minutes is for distillation
+    "rapid": Recipe("rapid", "scripts-demo", public=True, networks="builtin:scripts", gradients=0.5),
+    "rapid-auto": Recipe("rapid", None, public=True),
     "dpdm": Recipe("dpdm", "dpdm-small", public=False),
     "dp-gan": Recipe("dp-gan", "dp-gan-small", public=False),
     "dp-diffusion": Recipe("dp-diffusion", "dp-diffusion", public=True),
@@ -82,6 +80,7 @@ class Plan:
         count: synthetic images of each row.
         classifiers: for `rapid evaluate`.
         delta: None for the default of `rapid train-private`.
+        features: of a reference network, for `rapid evaluate`; None: each report trains a network on the public sets.
         threads: of each command; None: its own choice.
         more: further settings by name of the row, as `section.name=value`.
     """
@@ -95,6 +94,7 @@ class Plan:
     count: int
     classifiers: str
     delta: float | None = None
+    features: Path | None = None
     threads: int | None = None
     more: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
@@ -122,15 +122,26 @@ class Bench:
 
     def rapid(self, step: str, done: Path, *arguments: object) -> str:
         """Run a command of rapid, unless `done` is there; returns what it said."""
-        said = self.out / "said" / f"{step}.txt"
-        self.commands.run(step, done, arguments, environment=self._environment, said=said)
+        said, before = self.out / "said" / f"{step}.txt", _processor()
+        try:
+            self.commands.run(step, done, arguments, environment=self._environment, said=said)
+        finally:
+            known = self.processor
+            write_json(self.out / "processor.json", known | {step: known.get(step, 0.0) + _processor() - before})
         return said.read_text(encoding="utf-8") if said.exists() else ""
+
+    @property
+    def processor(self) -> dict[str, float]:
+        """Seconds of processor time of each step, of all cores together."""
+        file = self.out / "processor.json"
+        return read_json(file) if file.exists() else {}
 
     def public(self, name: str) -> Path:
         """The public bundle of a row's method."""
         recipe, bundle = RECIPES[name], self.out / f"{name}-public"
         how: list[object] = ["--method", recipe.method]
         how += ["--preset", recipe.preset] if recipe.preset else ["--minutes", self.plan.public_minutes]
+        how += ["--networks", recipe.networks] if recipe.networks else []
         how += self._settings(name, public=True)
         self.rapid(
             f"{name}-public",
@@ -149,7 +160,15 @@ class Bench:
             bundle.name,
             bundle / "config.json",
             *("train-private", *how, "--private", plan.path(plan.private), "--epsilon", epsilon),
-            *("--minutes", plan.minutes, "--out", bundle, "--ledger", self.out / "ledger.jsonl", *_resume(bundle)),
+            *(
+                "--minutes",
+                plan.minutes * recipe.gradients,
+                "--out",
+                bundle,
+                "--ledger",
+                self.out / "ledger.jsonl",
+                *_resume(bundle),
+            ),
         )
         return bundle
 
@@ -175,13 +194,14 @@ class Bench:
     def report(self, step: str, images: Path, classifiers: str) -> Json:
         """What `rapid evaluate` says of images."""
         target, plan = self.out / f"{step}.json", self.plan
+        features = plan.public_sets if plan.features is None else ["--features", plan.features]
         self.rapid(
             f"{step}-evaluate",
             target,
-            *("evaluate", "--synthetic", images, "--real", plan.path(plan.test), *plan.public_sets),
+            *("evaluate", "--synthetic", images, "--real", plan.path(plan.test), *features),
             *("--classifiers", classifiers, "--out", target),
         )
-        return _read(target)
+        return read_json(target)
 
     def floor(self) -> Json:
         """Fidelity of as many real training images: what a perfect generator would have."""
@@ -201,7 +221,7 @@ def rows_of(bench: Bench, name: str, epsilon: float) -> list[Json]:
     """The rows of a method at an epsilon: one, or two if its images can be chosen by a probe."""
     recipe, plan = RECIPES[name], bench.plan
     bundle = bench.private(name, epsilon)
-    times, config = bench.commands.times, _read(bundle / "config.json")
+    times, config = bench.commands.times, read_json(bundle / "config.json")
     common = {
         "name": name,
         "epsilon": epsilon,
@@ -213,14 +233,18 @@ def rows_of(bench: Bench, name: str, epsilon: float) -> list[Json]:
             "public": times.get(f"{name}-public") if recipe.public else None,
             "private": times.get(bundle.name),
         },
-        "privacy": _read(bundle / "privacy.json"),
+        "processor": {
+            "public": bench.processor.get(f"{name}-public") if recipe.public else None,
+            "private": bench.processor.get(bundle.name),
+        },
+        "privacy": read_json(bundle / "privacy.json"),
         "settings": config["settings"],
     }
     if recipe.classifies:
         target = bench.out / f"{bundle.name}-test.json"
         test = plan.path(plan.test)
         bench.rapid(f"{bundle.name}-evaluate", target, "evaluate", "--model", bundle, "--real", test, "--out", target)
-        found = _read(target)
+        found = read_json(target)
         picture = {"picture": str(picture_beside(target))}
         return [common | picture | {"accuracy": 100 * found["accuracy"], "calibration": found["calibration"]}]
     variants = ("drawn", "probe") if "probe" in config["components"] else ("",)
@@ -228,7 +252,9 @@ def rows_of(bench: Bench, name: str, epsilon: float) -> list[Json]:
     for variant in variants:
         images, said = bench.images(bundle, variant)
         report = bench.report(images.stem, images, plan.classifiers)
-        utility = (report["utility"] or {}).get("synthetic", {"networks": {}, "mean": None})
+        utility = (report["utility"] or {}).get("synthetic", {"networks": {}})
+        networks = {network: 100 * found["accuracy"] for network, found in utility["networks"].items()}
+        agreement = report.get("agreement")
         calls = re.search(r"([0-9.e+]+) network calls? an image", said)
         seconds = bench.commands.times.get(f"{images.stem}-generate")
         rows.append(
@@ -236,9 +262,10 @@ def rows_of(bench: Bench, name: str, epsilon: float) -> list[Json]:
             | {
                 "variant": variant,
                 "images": plan.count,
-                "networks": {network: 100 * found["accuracy"] for network, found in utility["networks"].items()},
-                "accuracy": None if utility["mean"] is None else 100 * utility["mean"],
+                "networks": networks,
+                "accuracy": sum(networks.values()) / len(networks) if networks else None,
                 "fidelity": report["fidelity"]["synthetic"],
+                "agreement": 100 * agreement["synthetic"]["agreed"] if agreement else None,
                 "calls": float(calls[1]) if calls else None,
                 "seconds_an_image": None if seconds is None else seconds / plan.count,
                 "source": str(images),
@@ -247,85 +274,14 @@ def rows_of(bench: Bench, name: str, epsilon: float) -> list[Json]:
     return rows
 
 
-def write_results(report: Path, measured: Sequence[Json], floor: Json | None) -> None:
-    """Write `results.json` and the table: the rows measured, and the others that are there."""
-    file = report / "results.json"
-    earlier = _read(file) if file.exists() else {"rows": [], "floor": None}
-    floor = floor or earlier["floor"]
-    by_key = {_key(row): row for row in (*earlier["rows"], *measured)}
-    rows = [by_key[key] for key in sorted(by_key)]
-    write_json(file, {"floor": floor, "rows": rows})
-    shown = [*NETWORKS, *sorted({name for row in rows for name in row.get("networks", {})} - set(NETWORKS))]
-    columns = ["epsilon", "method", "images", "accuracy %", *shown, "Frechet", "precision", "recall"]
-    columns += ["calls", "ms an image", "public min", "private min", "steps", "noise multiplier"]
-    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-    for row in rows:
-        fidelity, networks = row.get("fidelity") or {}, row.get("networks", {})
-        cells = [f"{row['epsilon']:g}", row["name"], _variant(row), _number(row["accuracy"], ".2f")]
-        cells += [_number(networks.get(name), ".2f") for name in shown]
-        cells += [_number(fidelity.get("frechet"), ".3g")]
-        cells += [_number(fidelity.get(name), ".3f") for name in ("precision", "recall")]
-        seconds = row.get("seconds_an_image")
-        cells += [_number(row.get("calls"), ".4g"), _number(None if seconds is None else 1000 * seconds, ".3g")]
-        cells += [_minutes(row["seconds"]["public"]), _minutes(row["seconds"]["private"])]
-        cells += [_number(row["privacy"].get("steps"), ",d"), _number(row["privacy"].get("noise_multiplier"), ".3g")]
-        lines.append(f"| {' | '.join(cells)} |")
-    words = [
-        "",
-        "Accuracy on the real test images: of a classifier itself, or else the mean of ResNet, WideResNet and ResNeXt,",
-    ]
-    words += ["which are trained on synthetic images alone. Frechet distance: in the report's own features, not FID."]
-    if floor is not None:
-        words.append(
-            f"As many real training images have {floor['frechet']:.3g}, precision {floor['precision']:.3f} and "
-            f"recall {floor['recall']:.3f}."
-        )
-    words += ["Minutes are those of the commands, with the start of the program and the measurement of a step.", ""]
-    with replacing(report / "table.md") as target:
-        target.write_text("\n".join([*lines, *words]), encoding="utf-8")
-    print("\n".join([*lines, *words]), flush=True)
-
-
-def save_picture(report: Path, row: Json) -> None:
-    """The first images of each class, or the confusion matrix of a classifier."""
-    name = "-".join(word for word in (row["name"], f"{row['epsilon']:g}", row.get("variant", "")) if word)
-    with replacing(report / "samples" / f"{name}.png") as target:
-        if "picture" in row:
-            shutil.copy(row["picture"], target)
-            return
-        with np.load(row["source"]) as found:
-            images, labels, classes = (found[part] for part in ("images", "labels", "classes"))
-        shown = np.unique(labels)[:CLASSES_SHOWN].tolist()
-        lines = [(str(classes[label]), images[labels == label][:SAMPLES]) for label in shown]
-        title = f"{row['name']}, epsilon = {row['epsilon']:g}{', ' + _variant(row) if row['variant'] else ''}"
-        Image.fromarray(table(lines, title=title, scale=1)).save(target)
-
-
-def _key(row: Json) -> tuple[float, int, str]:
-    names = list(RECIPES)
-    place = names.index(row["name"]) if row["name"] in names else len(names)
-    return row["epsilon"], place, row.get("variant", "")
-
-
-def _variant(row: Json) -> str:
-    return {"drawn": "as drawn", "probe": "with the probe", "": "as drawn"}.get(row.get("variant"), "none")
-
-
-def _read(path: Path) -> Json:
-    found: Json = json.loads(path.read_text(encoding="utf-8"))
-    return found
+def _processor() -> float:
+    """Seconds of processor time of all commands that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _resume(bundle: Path) -> tuple[str, ...]:
     return ("--resume",) if bundle.exists() else ()
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
-
-
-def _minutes(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds / 60:.1f}"
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -360,6 +316,8 @@ def _options() -> argparse.Namespace:
     names = ",".join(CLASSIFIERS)
     words = f"all, none, or some of {names}; default: {','.join(NETWORKS)}"
     parser.add_argument("--classifiers", default=",".join(NETWORKS), help=words)
+    words = "reference network of rapid evaluate --save-features; default: each report trains one on the public sets"
+    parser.add_argument("--features", type=Path, help=words)
     parser.add_argument("--threads", type=int, help="of each command; default: all cores")
     words = "a setting of one method; may be repeated"
     parser.add_argument("--set", action="append", default=[], metavar="METHOD:a.b=c", dest="more", help=words)
@@ -398,6 +356,7 @@ def main() -> None:
         count=options.count,
         classifiers=options.classifiers,
         delta=options.delta,
+        features=options.features,
         threads=options.threads,
         more=more,
     )
@@ -406,7 +365,7 @@ def main() -> None:
     for epsilon in options.epsilons:
         for name in options.methods:
             rows = rows_of(bench, name, epsilon)
-            write_results(options.report, rows, floor)
+            write_results(options.report, rows, floor, list(RECIPES))
             for row in rows:
                 save_picture(options.report, row)
 

@@ -23,12 +23,15 @@ SLOPE = 0.2
 
 
 class GanDiscriminator(StoredNetwork):
-    """Tells real images from fakes: logits, positive for real. Half of the first feature maps come from the label.
+    """Tells real images from fakes: logits, positive for real.
 
-    It has no normalisation, so the gradient of an example depends on that example alone.
+    With labels as planes, half of the first feature maps come from the label. With labels by projection (Miyato,
+    Koyama; ICLR 2018), the last layer has a logit for all images and one for each class; that of the label is added.
+    There is no normalisation, so the gradient of an example depends on that example alone.
 
     Args:
-        config: JSON-ready: size, image_channels, classes (0: unconditional), channels (d, of the first convolution).
+        config: JSON-ready: size, image_channels, classes (0: unconditional), channels (d, of the first convolution),
+            labels ("planes", the default, or "projection").
 
     Raises:
         ValueError: a size that does not lead to 4 by halving, rounded up.
@@ -38,15 +41,16 @@ class GanDiscriminator(StoredNetwork):
         super().__init__(config)
         sides, width = _sides(config["size"]), config["channels"]
         self._classes = config["classes"]
-        of_label = width // 2 if self._classes else 0
+        planes = self._classes > 0 and config.get("labels", "planes") == "planes"
+        of_label = width // 2 if planes else 0
         self.image = nn.Conv2d(config["image_channels"], width - of_label, _kernel(sides[0]), 2, 1)
-        self.label = nn.Conv2d(self._classes, of_label, _kernel(sides[0]), 2, 1) if self._classes else None
+        self.label = nn.Conv2d(self._classes, of_label, _kernel(sides[0]), 2, 1) if planes else None
         blocks = []
         for side in sides[1:-1]:
             blocks.append(nn.Conv2d(width, 2 * width, _kernel(side), 2, 1))
             width *= 2
         self.blocks = nn.ModuleList(blocks)
-        self.last = nn.Conv2d(width, 1, SMALLEST)
+        self.last = nn.Conv2d(width, 1 if planes else 1 + self._classes, SMALLEST)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         """Logits, float (n,), of images, float (n, C, H, W) in [-1, 1], and labels, int64 (n,)."""
@@ -58,8 +62,10 @@ class GanDiscriminator(StoredNetwork):
         hidden = F.leaky_relu(hidden, SLOPE)
         for block in self.blocks:
             hidden = F.leaky_relu(block(hidden), SLOPE)
-        result: Tensor = self.last(hidden).flatten()
-        return result
+        logits: Tensor = self.last(hidden).flatten(1)
+        if logits.shape[1] == 1:
+            return logits.flatten()
+        return logits[:, 0] + logits[:, 1:].gather(1, labels[:, None]).flatten()
 
 
 class GanGenerator(StoredNetwork):

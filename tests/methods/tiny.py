@@ -36,7 +36,7 @@ TINY: dict[str, dict[str, Any]] = {
         "settings": {
             "discriminator": {"channels": 4},
             "generator": {"channels": 4, "latent": 8},
-            "private": {"expected_batch": 20, "steps": 6, "physical_batch": 16},
+            "private": {"expected_batch": 20, "steps": 6, "physical_batch": 16, "discriminator_steps": None},
         },
         "public": None,
     },

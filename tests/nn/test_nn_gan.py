@@ -15,11 +15,12 @@ SHAPES = [(28, 1, 10), (32, 3, 2), (16, 1, 0), (49, 3, 3)]
 """Size, image channels, classes."""
 
 
-def discriminator(size: int, image_channels: int, classes: int, channels: int = 8) -> GanDiscriminator:
+def discriminator(
+    size: int, image_channels: int, classes: int, channels: int = 8, labels: str = "planes"
+) -> GanDiscriminator:
     torch.manual_seed(0)
-    return GanDiscriminator(
-        {"size": size, "image_channels": image_channels, "classes": classes, "channels": channels}
-    ).eval()
+    shape = {"size": size, "image_channels": image_channels, "classes": classes}
+    return GanDiscriminator(shape | {"channels": channels, "labels": labels}).eval()
 
 
 def generator(
@@ -66,10 +67,11 @@ def test_images_have_the_size_and_do_not_depend_on_their_batch(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_clipped_sum_of_the_discriminator_is_that_of_a_loop(shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("way", ["planes", "projection"])
+def test_the_clipped_sum_of_the_discriminator_is_that_of_a_loop(shape: tuple[int, int, int], way: str) -> None:
     """Against one backward pass for each example alone, some of whose gradients are clipped and some are not."""
     size, colours, classes = shape
-    network = discriminator(*shape)
+    network = discriminator(*shape, labels=way)
     images, labels = torch.rand(6, colours, size, size) * 2 - 1, torch.arange(6) % max(classes, 1)
     alone = []
     for row in range(6):

@@ -51,11 +51,13 @@ def finished(runs: Path, name: str, components: list[str], *variants: str) -> No
         images = np.zeros((20, 8, 8), np.uint8)
         np.savez(runs / f"{step}.npz", images=images, labels=np.arange(20) % 10, classes=list("0123456789"))
         utility = {"networks": {key: {"accuracy": value} for key, value in ACCURACIES.items()}, "mean": 0.98}
-        write(runs / f"{step}.json", {"utility": {"synthetic": utility}, "fidelity": {"synthetic": FIDELITY}})
+        report = {"utility": {"synthetic": utility}, "fidelity": {"synthetic": FIDELITY}}
+        write(runs / f"{step}.json", report | {"agreement": {"synthetic": {"agreed": 0.875}}})
         (runs / "said").mkdir(exist_ok=True)
         (runs / "said" / f"{step}-generate.txt").write_text("x.npz: 20 images, seed 0, 12.25 network calls an image\n")
         times[f"{step}-generate"] = 0.5
     write(runs / "times.json", times)
+    write(runs / "processor.json", {step: seconds / 2 for step, seconds in times.items()})
     (runs / "real.npz").write_bytes(b"")
     write(runs / "real.json", {"fidelity": {"synthetic": FIDELITY | {"frechet": 0.25}}})
 
@@ -69,8 +71,8 @@ def test_the_table_of_what_is_done(data: Path, tmp_path: Path) -> None:
     lines = [line for line in table.splitlines() if line.startswith("| 10 | rapid |")]
     assert lines[0].startswith("| 10 | rapid | as drawn | 98.00 | 97.00 | 98.00 | 99.00 | 12.5 | 0.800 | 0.700 |")
     assert lines[1].startswith("| 10 | rapid | with the probe |")
-    # calls, milliseconds an image, minutes of both stages, steps, noise
-    assert lines[0].endswith("| 12.25 | 25 | 10.0 | 30.0 | 1,234 | 1.5 |")
+    # label agreement, calls, milliseconds an image, minutes and processor time of both stages, steps, noise
+    assert lines[0].endswith("| 87.5 | 12.25 | 25 | 10.0 | 30.0 | 5.0 | 15.0 | 1,234 | 1.5 |")
     assert "As many real training images have 0.25, precision 0.800" in table
     for name in ("rapid-10-drawn", "rapid-10-probe"):
         assert (tmp_path / "report" / "samples" / f"{name}.png").exists()

@@ -118,7 +118,7 @@ def trained_parameters(settings: DpGanSettings, classes: int) -> int:
 
 def build_discriminator(settings: DpGanSettings, classes: int) -> GanDiscriminator:
     """A new discriminator with random weights; 0 classes: unconditional."""
-    return GanDiscriminator(_shape(settings, classes) | {"channels": settings.discriminator.channels})
+    return GanDiscriminator(_shape(settings, classes) | settings.discriminator.model_dump(mode="json"))
 
 
 def build_generator(settings: DpGanSettings, classes: int) -> GanGenerator:

@@ -13,6 +13,11 @@ class DiscriminatorSettings(Section):
     """The network that is trained privately."""
 
     channels: int = Field(32, ge=2, description="d, channels of the first convolution; 128 in the paper")
+    labels: Literal["planes", "projection"] = Field(
+        "projection",
+        description="how the label enters: planes beside the image, with the paper's number of parameters; projection: "
+        "the last layer adds a logit of the class, which learns classes in fewer steps",
+    )
 
 
 class GeneratorSettings(Section):
@@ -35,18 +40,18 @@ class ControllerSettings(Section):
 class DpGanPrivateSettings(DpSgdSettings):
     """The private stage (Algorithm 1); what the sections have in common is about the discriminator."""
 
-    expected_batch: int = Field(512, ge=1, description="B, real images of a step on average; as many fakes")
+    expected_batch: int = Field(128, ge=1, description="B, real images of a step on average; as many fakes")
     steps: int = Field(4000, ge=1, description="T, discriminator steps: the budget pays for these")
-    learning_rate: float = Field(1e-3, gt=0, description="of the discriminator; 2e-4 in the paper")
-    generator_learning_rate: float = Field(2e-4, gt=0, description="2e-4 in the paper")
+    learning_rate: float = Field(5e-4, gt=0, description="of the discriminator; 2e-4 in the paper")
+    generator_learning_rate: float = Field(5e-4, gt=0, description="2e-4 in the paper")
     optimizer: Literal["adam"] = "adam"
     beta1: float = Field(0.5, ge=0, lt=1, description="of both Adam optimisers")
     beta2: float = Field(0.999, ge=0, lt=1, description="of both Adam optimisers")
     ema_decay: float = Field(
-        0.0, ge=0, lt=1, description="of an average of the generator's weights, by generator step; 0: none, the paper"
+        0.98, ge=0, lt=1, description="of an average of the generator's weights, by generator step; 0: none, the paper"
     )
     discriminator_steps: int | None = Field(
-        None, ge=1, description="n_D, discriminator steps a generator step; None: adaptive"
+        2, ge=1, description="n_D, discriminator steps a generator step; null: adaptive"
     )
     controller: ControllerSettings = ControllerSettings(decay=0.95)
 

@@ -162,7 +162,7 @@ def test_generator_steps_are_those_of_adam_on_the_non_saturating_loss(decay: flo
         labels = (draws.uniform(SIZE) * CLASSES).ceil().long() - 1
         logits = network(expected(latents, labels), labels)
         if step == 1:
-            assert fakes.controller.accuracy == float((torch.sigmoid(logits) < 0.5).float().mean())
+            assert fakes.controller.accuracy == float((torch.sigmoid(logits) < 0.5).double().mean())
         optimizer.zero_grad()
         (-torch.log(torch.sigmoid(logits))).mean().backward(inputs=list(expected.parameters()))
         optimizer.step()
@@ -182,7 +182,12 @@ def test_both_adams_have_the_betas_of_the_paper() -> None:
 
 
 # n_D moves on every two generator steps, so these come after steps 1, 2, 4, 6, 11: 1, 1, 2, 2, 5
-MOVING = ("private.controller={floor: 1.0, decay: 0.0}", "private.ema_decay=0.5", "private.checkpoint_seconds=0")
+MOVING = (
+    "private.discriminator_steps=null",
+    "private.controller={floor: 1.0, decay: 0.0}",
+    "private.ema_decay=0.5",
+    "private.checkpoint_seconds=0",
+)
 UPDATES = [1, 2, 4, 6, 11]
 
 
