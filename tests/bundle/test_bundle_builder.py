@@ -194,6 +194,7 @@ OTHERWISE: dict[str, Any] = {
     "private.trainable": ("*bias",),
     "generation.start": 200,
     "private.distillation.sampling": {"steps": 10},
+    "private.distillation.least_accepted": None,  # 0 with rounds after DP-SGD
     "generation.clip_range": 2.0,
 }
 """Other values, where one cannot be made up from the type; None: there is none."""
