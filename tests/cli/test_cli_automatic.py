@@ -43,7 +43,8 @@ def test_the_three_commands_need_no_settings(tmp_path: Path, colours: Path) -> N
     trained = run(*train)
     assert trained.returncode == 0, trained.stderr
     assert "40 steps by N = 160 and epsilon 5" in trained.stdout
-    planned = run("plan", "--base", base, "--private", colours / "private.npz", "--epsilon", 5)
+    one = ("--epsilon", 5, "--batch", 16, "--steps", 5)
+    planned = run("plan", "--base", base, "--private", colours / "private.npz", *one)
     assert "train-private chooses batch and steps of its own by --minutes" in planned.stdout
     once_more = run(*train, "--resume")
     assert once_more.returncode == 0, once_more.stderr
