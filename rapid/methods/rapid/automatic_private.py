@@ -21,7 +21,7 @@ LEAST_STEPS, MOST_STEPS = 40, 2000
 LARGEST_BATCH = 4096
 WARMUP, MOST_WARMUP = 0.12, 600
 """Share of the gradients' time for training on images drawn from moments, and most steps of it."""
-DISTILLATION, MOST_DISTILLATION, MOST_CANDIDATES = 0.25, 1000, 10_000
+DISTILLATION, MOST_DISTILLATION, MOST_CANDIDATES = 0.15, 1000, 10_000
 """Share of the gradients' time for selection and distillation before DP-SGD, most steps of it, and most candidates."""
 LEAST_ACCEPTED = 0.4
 """Of the candidates. On letters, where the probe took 62 % for their class, distillation before DP-SGD raised the share
