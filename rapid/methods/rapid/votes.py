@@ -1,12 +1,15 @@
-"""Votes of private images for clusters of candidates: one noisy histogram after DP-SGD.
+"""Votes of private images for clusters of candidates: one noisy mean after DP-SGD.
 
-The candidates of each class that the probe accepts are clustered in the probe's features. Each private image votes for
-the cluster of its class whose centre is nearest. Votes of a cluster over its number of candidates estimate how much
-denser private images are there than the model's: training on candidates by these weights brings back what the model
-draws too rarely, and takes away what it draws too often. Private Evolution (Lin et al., ICLR 2024) lets private images
-vote for single images; clusters need less budget.
+The candidates of each class that the probe accepts are clustered in the probe's features. Each private image has one
+vote, which the clusters of its class share by their distance from it. Votes of a cluster over its number of candidates
+estimate how much denser private images are there than the model's: training on candidates by these weights brings back
+what the model draws too rarely, and takes away what it draws too often. Private Evolution (Lin et al., ICLR 2024) lets
+private images vote for single images; clusters need less budget.
 
-Formal guarantee: one `histogram` release of `access`. All else here is post-processing of it.
+Votes are shared because a vote for the nearest cluster alone would jump: the last bits of features depend on where in a
+batch an image is, so leaving out one image could move the votes of others.
+
+Formal guarantee: one `mean` release of `access`. All else here is post-processing of it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from rapid_index import cluster_centres
 from torch import Tensor
+from torch.nn import functional as F
 
 from rapid.data import to_unit_range
 from rapid.dp.access import PrivateAccess
@@ -31,6 +35,8 @@ VOTES_OF_A_CLUSTER = 4.0
 """Expected, in standard deviations of the noise."""
 MOST_CLUSTERS, CANDIDATES_OF_A_CLUSTER = 128, 8
 """Of a class, at most; of candidates that are accepted, on average at least."""
+LEAST_VARIANCE = 1e-4
+"""Of a cluster, relative to the mean square of the features: candidates may be all alike."""
 BATCH = 500
 
 
@@ -38,7 +44,7 @@ def votes_spec(share: float, dataset_size: int) -> QuerySpec:
     """The release of the votes."""
     return QuerySpec(
         name=NAME,
-        kind="histogram",
+        kind="mean",
         title="votes of the images for clusters of candidates of their class, in the features of the probe",
         share=share,
         dataset_size=dataset_size,
@@ -46,51 +52,61 @@ def votes_spec(share: float, dataset_size: int) -> QuerySpec:
 
 
 @dataclass(frozen=True, eq=False)
-class Votes:
-    """The result of a vote; no longer private.
+class Clusters:
+    """Clusters of candidates, by class.
 
     Attributes:
-        centres: of the clusters, float32 (classes, m, d).
+        centres: float32 (classes, m, d).
         sizes: number of clusters of each class, int64 (classes,); the other centres mean nothing.
-        counts: votes, 0 where they are not above the noise, float64 (classes, m).
+        variances: mean squared distance of a candidate from the nearest centre of its class, above 0, float64
+            (classes,).
     """
 
     centres: Tensor
     sizes: Tensor
+    variances: Tensor
+
+    def shares(self, features: Tensor, labels: Tensor) -> Tensor:
+        """How the clusters share the vote of each row, float32 (n, classes * m) on the CPU, not negative and of sum 1.
+
+        These are the responsibilities of a mixture of spherical Gaussians with equal weights for each class, so they
+        change continuously with the features.
+
+        Args:
+            features: float (n, d).
+            labels: classes, int64 (n,).
+        """
+        classes, m, d = self.centres.shape
+        squares = _squares(features.detach().cpu(), self.centres.flatten(0, 1)).view(-1, classes, m)
+        densities = -squares * (d / 2) / self.variances[:, None]
+        missing = torch.arange(m) >= self.sizes.clamp_min(1)[:, None]
+        own = F.one_hot(labels.cpu(), classes)
+        shares = densities.masked_fill(missing, -torch.inf).softmax(2) * own[:, :, None]
+        return shares.flatten(1).float()
+
+
+@dataclass(frozen=True, eq=False)
+class Votes:
+    """The result of a vote; no longer private.
+
+    Attributes:
+        clusters: for which the images voted.
+        counts: votes, 0 where they are not above the noise, float64 (classes * m,).
+    """
+
+    clusters: Clusters
     counts: Tensor
 
     def weights(self, features: Tensor, labels: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Votes of each image's cluster over the number of these images in it, float64 (n,).
+        """Votes of each image's clusters over the number of these images in them, float64 (n,).
 
         Args:
             features: of the images, float (n, d).
             labels: their classes, int64 (n,).
         """
-        bins = nearest_centres(features, torch.from_numpy(labels), self.centres, self.sizes)
-        images = torch.bincount(bins, minlength=self.counts.numel())
-        found: NDArray[np.float64] = (self.counts.flatten() / images.clamp_min(1))[bins].numpy()
+        shares = self.clusters.shares(features, torch.from_numpy(labels)).double()
+        found: NDArray[np.float64] = (shares @ (self.counts / shares.sum(0).clamp_min(1))).numpy()
         return found
-
-
-def nearest_centres(features: Tensor, labels: Tensor, centres: Tensor, sizes: Tensor) -> Tensor:
-    """The cluster of each row among those of its class, int64 (n,) on the CPU: class * m + cluster.
-
-    In double precision, so that a row's cluster does not depend on the rows beside it.
-
-    Args:
-        features: float (n, d).
-        labels: int64 (n,).
-        centres: float (classes, m, d).
-        sizes: number of clusters of each class, int64 (classes,).
-    """
-    rows, labels = features.detach().cpu().double(), labels.cpu()
-    count = centres.shape[1]
-    nearest = torch.zeros(len(rows), dtype=torch.int64)
-    for number in labels.unique().tolist():
-        own = labels == number
-        known = centres[number, : max(1, int(sizes[number]))].double()
-        nearest[own] = (known.square().sum(1) - 2 * rows[own] @ known.T).argmin(1)
-    return labels * count + nearest
 
 
 @torch.no_grad()
@@ -119,27 +135,20 @@ def release_votes(
         classes = len(access.facts.classes)
         expected = access.facts.dataset_size / classes
         most = int(max(1, min(MOST_CLUSTERS, expected / (VOTES_OF_A_CLUSTER * noise))))
-        centres, sizes = cluster_candidates(probe, candidates, most, device)
-        state = {"step": 1, "centres": centres, "sizes": sizes}
+        state = {"step": 1, **vars(cluster_candidates(probe, candidates, most, device))}
         if checkpoint is not None:
             checkpoint.save(state)
     state = access.ranks.broadcast_state(state)
-    centres, sizes = state["centres"], state["sizes"]
+    clusters = Clusters(state["centres"], state["sizes"], state["variances"])
     features = access.map(
         lambda images: probe.features(to_unit_range(images.numpy(), device)).cpu(), access.images, title="features"
     )
-    counts = access.histogram(
-        NAME,
-        centres.shape[0] * centres.shape[1],
-        lambda rows, labels: nearest_centres(rows, labels, centres, sizes),
-        features,
-        access.labels,
-    )
-    return Votes(centres, sizes, torch.where(counts > noise, counts, 0.0).view(centres.shape[:2]))
+    counts = access.mean(NAME, clusters.shares, features, access.labels) * access.facts.dataset_size
+    return Votes(clusters, torch.where(counts > noise, counts, 0.0))
 
 
-def cluster_candidates(probe: Probe, candidates: Candidates, most: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Centres of the clusters of each class, float32 (classes, m, d), and how many each class has, int64 (classes,).
+def cluster_candidates(probe: Probe, candidates: Candidates, most: int, device: torch.device) -> Clusters:
+    """Cluster the candidates of each class.
 
     Args:
         probe: whose features are clustered.
@@ -150,11 +159,20 @@ def cluster_candidates(probe: Probe, candidates: Candidates, most: int, device: 
     classes = candidates.probabilities.shape[1]
     features = image_features(probe.to(device), candidates.images[candidates.accepted], device).numpy()
     labels = candidates.wanted[candidates.accepted]
-    found = []
+    found, variances = [], np.ones(classes)
     for number in range(classes):
         own = features[labels == number]
         found.append(cluster_centres(own, max(1, min(most, len(own) // CANDIDATES_OF_A_CLUSTER)), seed=number))
+        if len(own):
+            nearest = _squares(torch.from_numpy(own), torch.from_numpy(found[-1])).min(1).values.mean().item()
+            variances[number] = max(nearest, LEAST_VARIANCE * float(np.square(own).sum(1).mean()))
     centres = torch.zeros(classes, max(1, *map(len, found)), features.shape[1])
     for number, rows in enumerate(found):
         centres[number, : len(rows)] = torch.from_numpy(rows)
-    return centres, torch.tensor([len(rows) for rows in found])
+    return Clusters(centres, torch.tensor([len(rows) for rows in found]), torch.from_numpy(variances))
+
+
+def _squares(rows: Tensor, centres: Tensor) -> Tensor:
+    """Squared distances of all rows (n, d) from all centres (k, d), float64 (n, k)."""
+    rows, centres = rows.double(), centres.double()
+    return rows.square().sum(1, keepdim=True) - 2 * rows @ centres.T + centres.square().sum(1)

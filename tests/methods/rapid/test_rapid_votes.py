@@ -11,20 +11,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributions import MultivariateNormal
 
 from rapid.bundle import Bundle
 from rapid.data import ImageSet
 from rapid.dp import PrivateAccess, PublicFacts, calibrate
+from rapid.dp.queries import clipped_rows
 from rapid.methods import apply_overrides
 from rapid.methods.rapid.candidates import Candidates, draw_candidates
 from rapid.methods.rapid.distillation import chosen_latents
 from rapid.methods.rapid.parts import Parts
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.methods.rapid.votes import (
+    Clusters,
     Votes,
     cluster_candidates,
     image_features,
-    nearest_centres,
     release_votes,
     votes_spec,
 )
@@ -86,34 +88,62 @@ def test_where_noise_is_larger_than_the_votes_of_a_cluster_there_are_fewer_clust
 ) -> None:
     private, labels = images(100, 100), np.arange(200) % 2
     few, many = (voted(tmp_path / str(epsilon), probe, private, labels, epsilon) for epsilon in (0.1, 1e6))
-    assert few.counts.shape == (2, 1)
-    assert many.counts.shape == (2, 10)
+    assert few.clusters.centres.shape[:2] == (2, 1)
+    assert many.clusters.centres.shape[:2] == (2, 10)
     # counts that noise alone explains are no votes
     assert (few.counts >= 0).all()
-    assert many.counts.sum(1).tolist() == pytest.approx([100, 100], abs=3)
+    assert many.counts.view(2, 10).sum(1).tolist() == pytest.approx([100, 100], abs=3)
 
 
-@given(st.integers(0, 12), st.integers(1, 3), st.integers(1, 5), st.integers(0, 99))
-def test_a_row_votes_once_and_for_a_cluster_of_its_class(rows: int, classes: int, count: int, seed: int) -> None:
+@given(st.integers(0, 12), st.integers(1, 3), st.integers(1, 5), st.floats(0.01, 100), st.integers(0, 99))
+def test_a_vote_is_shared_like_the_posterior_of_a_mixture(
+    rows: int, classes: int, count: int, variance: float, seed: int
+) -> None:
+    """Against Bayes' rule with the density of each Gaussian, whose variance is spread evenly over 4 dimensions."""
     generator = torch.Generator().manual_seed(seed)
     features, centres = torch.randn(rows, 4, generator=generator), torch.randn(classes, count, 4, generator=generator)
     labels = torch.randint(classes, (rows,), generator=generator)
     sizes = torch.randint(count + 1, (classes,), generator=generator)
-    found = nearest_centres(features, labels, centres, sizes)
-    assert (found // count == labels).all()
-    for row, label, cluster in zip(features, labels.tolist(), (found % count).tolist(), strict=True):
+    clusters = Clusters(centres, sizes, torch.full((classes,), variance, dtype=torch.float64))
+    found = clusters.shares(features, labels).view(rows, classes, count)
+    assert (found >= 0).all()
+    for row, label, shares in zip(features, labels.tolist(), found, strict=True):
         known = max(1, int(sizes[label]))
-        assert cluster < known
-        assert cluster == int((centres[label, :known].double() - row.double()).norm(dim=1).argmin())
+        gaussians = MultivariateNormal(centres[label, :known].double(), torch.eye(4).double() * variance / 4)
+        densities = gaussians.log_prob(row.double())
+        assert shares[label, :known].numpy() == pytest.approx(
+            (densities - densities.logsumexp(0)).exp().numpy(), abs=1e-6
+        )
+        shares[label, :known] = 0
+        assert not shares.any()
+
+
+def test_leaving_out_one_image_hardly_moves_the_votes_of_others(probe: Probe) -> None:
+    """All others have another place in their batch then, so the last bits of their features may differ."""
+    private, labels = images(700, 503), torch.arange(1203) % 2
+    clusters = cluster_candidates(probe, candidates(40), 10, CPU)
+    sums = [
+        clipped_rows(clusters.shares(image_features(probe, private[first:], CPU), labels[first:]), 1.0).sum(0)
+        for first in (0, 1)
+    ]
+    assert (sums[0] - sums[1]).norm() <= 1
 
 
 def test_a_class_without_accepted_candidates_has_no_clusters(probe: Probe) -> None:
     drawn = candidates(20)
     none = replace(drawn, probabilities=np.tile(np.float32([1, 0]), (80, 1)))
-    centres, sizes = cluster_candidates(probe, none, 3, CPU)
-    assert sizes.tolist() == [3, 0]
-    assert centres.shape[:2] == (2, 3)
-    assert torch.isfinite(centres).all()
+    clusters = cluster_candidates(probe, none, 3, CPU)
+    assert clusters.sizes.tolist() == [3, 0]
+    assert clusters.centres.shape[:2] == (2, 3)
+    shares = clusters.shares(image_features(probe, drawn.images, CPU), torch.from_numpy(drawn.wanted))
+    assert shares.sum(1).numpy() == pytest.approx(np.ones(80))
+
+
+def test_candidates_that_are_all_alike_share_votes(probe: Probe) -> None:
+    one = np.repeat(images(1, 0), 40, 0)
+    clusters = cluster_candidates(probe, Candidates(one, np.ones((40, 1), np.float32), np.zeros(40, np.int64)), 3, CPU)
+    shares = clusters.shares(image_features(probe, images(2, 2), CPU), torch.zeros(4, dtype=torch.int64))
+    assert shares.sum(1).numpy() == pytest.approx(np.ones(4))
 
 
 OVERRIDES = [
@@ -145,10 +175,10 @@ def test_images_without_votes_are_not_trained_on(private: Bundle, tiny_settings:
     parts = replace(Parts.of(private), settings=settings)
     assert parts.probe is not None
     drawn = draw_candidates(parts, CPU)
-    centres, sizes = cluster_candidates(parts.probe, drawn, 2, CPU)
-    counts = torch.zeros(centres.shape[:2], dtype=torch.float64)
+    clusters = cluster_candidates(parts.probe, drawn, 2, CPU)
+    counts = torch.zeros(clusters.centres.shape[:2], dtype=torch.float64)
     counts[:, 0] = 5
-    votes = Votes(centres, sizes, counts)
+    votes = Votes(clusters, counts.flatten())
     _, labels, weights = chosen_latents(parts, drawn, votes, CPU, 0)
     _, _, equal = chosen_latents(parts, drawn, None, CPU, 0)
     assert len(weights) == len(equal)
