@@ -73,3 +73,12 @@ class Schedule:
     def implied_noise(self, x0: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
         """eps_hat of Eq. 5: the noise that leads from x_0 to x_t, (x_t - sqrt(abar_t) x_0) / sqrt(1 - abar_t)."""
         return (x_t - self.signal(t) * x0) / self.noise(t)
+
+    def clipped_noise(self, x_t: Tensor, eps: Tensor, t: Tensor, limit: float | None) -> Tensor:
+        """The predicted noise, changed so that the x_0 that it leads to lies within +- `limit`; None: as it is.
+
+        Where noise dominates, a small error of the prediction is a large one of x_0.
+        """
+        if limit is None:
+            return eps
+        return self.implied_noise(self.denoise(x_t, eps, t).clamp(-limit, limit), x_t, t)

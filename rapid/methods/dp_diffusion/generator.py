@@ -103,4 +103,5 @@ class PixelGenerator:
     @torch.no_grad()
     def predict(self, network: str, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
         """The noise in x_t; see `LinearModel`."""
-        return self._denoiser(x, t, self._denoiser.null_labels(len(x)) if labels is None else labels)
+        noise = self._denoiser(x, t, self._denoiser.null_labels(len(x)) if labels is None else labels)
+        return self._schedule.clipped_noise(x, noise, t, self.settings.clip_range)

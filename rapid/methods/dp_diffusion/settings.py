@@ -88,6 +88,12 @@ class PixelSamplingSettings(SamplingSettings):
     sampler: Literal["ddim", "pndm", "dpm-solver++"] = "dpm-solver++"
     steps: int = Field(20, ge=1, description="network calls from T to 0; T // steps apart: a rest makes more of them")
     attempts: int = Field(1, ge=1, le=1, description="candidates for an image: there is no probe to choose among them")
+    clip_range: float | None = Field(
+        1.0,
+        gt=0,
+        description="denoised pixels, of -1 to 1, are clipped to +- this number in every step: small errors of the "
+        "network become large ones where noise dominates; None: not clipped",
+    )
 
 
 class DpDiffusionSettings(MethodSettings):

@@ -255,16 +255,11 @@ class RapidSampler:
         """The noise to remove from x_t; see `LinearModel`. The public denoiser takes no labels."""
         denoiser = self._denoisers[network]
         if network == PUBLIC:
-            return self._clipped(x, t, denoiser(x, t, denoiser.null_labels(len(x))))
+            public = denoiser(x, t, denoiser.null_labels(len(x)))
+            return self._schedule.clipped_noise(x, public, t, self.settings.clip_range)
         y = denoiser.null_labels(len(x)) if labels is None else labels
         noise = guided(denoiser, x, t, y, self.settings.guidance) / self.settings.epsilon_scale
-        return self._clipped(x, t, noise)
-
-    def _clipped(self, x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """The predicted noise that leads to denoised latents within `clip_range`."""
-        if (limit := self.settings.clip_range) is None:
-            return noise
-        return self._schedule.implied_noise(self._schedule.denoise(x, noise, t).clamp(-limit, limit), x, t)
+        return self._schedule.clipped_noise(x, noise, t, self.settings.clip_range)
 
     def _run(self, phase: Phase, x: Tensor, labels: NDArray[np.int64] | None) -> Tensor:
         solver, y = phase.sampler, None if labels is None else self._sent(labels)

@@ -11,20 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import DDIMScheduler
 from methods.tiny import TINY
 from tests_process import Program, run
 
 from rapid.bundle import Bundle
 from rapid.config.presets import build_settings, preset_names
 from rapid.data import ImageSet, load_images
+from rapid.diffusion.solvers import Solver
 from rapid.dp import PublicFacts
 from rapid.errors import InputError
 from rapid.methods import find_method, generator_of, load_settings, open_generator
 from rapid.methods.dp_diffusion.attacked import membership_scores
+from rapid.methods.dp_diffusion.generator import PixelGenerator
+from rapid.methods.dp_diffusion.networks import build_schedule
 from rapid.methods.dp_diffusion.private_stage import learning_rates, releases, trained_parameters
 from rapid.methods.dp_diffusion.settings import DpDiffusionSettings
 from rapid.nn import Denoiser
 from rapid.sampling.generate import generate
+from rapid.sampling.streams import make_streams, normal
 from rapid.stages.private import train_private_bundle
 from rapid.stages.public import build_public_bundle
 
@@ -261,3 +266,24 @@ def test_presets_of_the_method_are_listed() -> None:
     names = [name for name in preset_names() if load_settings(name).method == "dp-diffusion"]
     assert names == ["dp-diffusion", "dp-diffusion-camelyon17", "dp-diffusion-cifar10", "dp-diffusion-mnist"]
     assert find_method("dp-diffusion").name == "dp-diffusion"
+
+
+def test_clipped_sampling_is_that_of_diffusers(base: Bundle) -> None:
+    """DDIM with diffusers' own clipping, whose next step uses the noise that the clipped image implies, as here."""
+    sampling = base.settings_as(DpDiffusionSettings).generation
+    assert sampling.clip_range == 1
+    generator = PixelGenerator(base, CPU, sampling.model_copy(update={"sampler": "ddim", "steps": 10}))
+    start = torch.from_numpy(normal(make_streams(0, np.arange(6)), generator.latent_shape))
+    labels = torch.arange(6) % len(base.classes)
+    (phase,) = generator.route()
+    assert isinstance(phase.sampler, Solver)
+    found = phase.sampler.run(lambda x, t: generator.predict("denoiser", x, torch.full((6,), t), labels), start)
+    betas = build_schedule(base.settings_as(DpDiffusionSettings).schedule).betas.numpy()
+    scheduler = DDIMScheduler(len(betas), trained_betas=betas, clip_sample=True, set_alpha_to_one=True)
+    scheduler.set_timesteps(10)
+    denoiser, x = base.component("denoiser", Denoiser), start
+    with torch.no_grad():
+        for t in range(999, -1, -100):
+            noise = denoiser(x, torch.full((6,), t + 1), labels)
+            x = scheduler.step(noise, t, x, use_clipped_model_output=True).prev_sample
+    torch.testing.assert_close(found, x, rtol=1e-3, atol=1e-3)
