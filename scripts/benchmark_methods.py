@@ -41,7 +41,6 @@ class Recipe:
         public: whether it has a public stage here.
         classifies: whether it makes no images.
         networks: trained networks that the public stage builds on.
-        gradients: share of the minutes that DP-SGD may take, where more follows it.
     """
 
     method: str
@@ -49,12 +48,10 @@ class Recipe:
     public: bool
     classifies: bool = False
     networks: str | None = None
-    gradients: float = 1.0
 
 
 RECIPES = {
-    # the rest of its minutes is for distillation
-    "rapid": Recipe("rapid", "scripts-demo", public=True, networks="builtin:scripts", gradients=0.5),
+    "rapid": Recipe("rapid", "scripts-demo", public=True, networks="builtin:scripts"),
     "rapid-auto": Recipe("rapid", None, public=True),
     "dpdm": Recipe("dpdm", "dpdm-small", public=False),
     "dp-gan": Recipe("dp-gan", "dp-gan-small", public=False),
@@ -162,7 +159,7 @@ class Bench:
             *("train-private", *how, "--private", plan.path(plan.private), "--epsilon", epsilon),
             *(
                 "--minutes",
-                plan.minutes * recipe.gradients,
+                plan.minutes,
                 "--out",
                 bundle,
                 "--ledger",

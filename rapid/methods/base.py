@@ -207,13 +207,16 @@ class Extending(Protocol):
 
 @runtime_checkable
 class Paced(Protocol):
-    """A method whose first private steps do not take as long as its later ones."""
+    """A method whose private stage is more than steps that all take the same time; `--minutes` asks it."""
 
     def typical(self, settings: Any) -> Any:
         """Settings whose steps all take about as long as an average step of a run with the given ones.
 
         `--minutes` measures these.
         """
+
+    def other_work(self, settings: Any) -> float:
+        """What the stage computes beside the steps at no privacy cost, in per-example gradients that take as long."""
 
 
 @runtime_checkable

@@ -87,10 +87,28 @@ class TimedSteps:
         if earlier := earlier_settings(out, "train-private"):
             steps = earlier.get("private", {}).get("steps")
         else:
-            steps = max(1, int(WORK * 60 * self.minutes / found))
+            steps = self._fitting(settings, found)
             if first:
                 self.say(f"private: {steps:,} steps in {self.minutes:g} minutes, {found:.3g} s each as measured")
         return apply_overrides(settings.model_dump(mode="json"), [f"{STEPS}={steps}"])
+
+    def _fitting(self, settings: MethodSettings, seconds: float) -> int:
+        """The number of steps of so many seconds that fit, beside the other work of the method.
+
+        Raises:
+            InputError: none fits.
+        """
+        method, own = find_method(settings.method), settings.private
+        assert isinstance(own, DpSgdSettings)
+        other = 0.0
+        if isinstance(method, Paced):
+            other = method.other_work(settings) / (own.expected_batch * own.multiplicity) * seconds
+        steps = int((WORK * 60 * self.minutes - other) / seconds)
+        if other and steps < 1:
+            raise InputError(
+                "minutes", f"are too few: what comes beside DP-SGD takes about {other / 60:.1f} of them", self.minutes
+            )
+        return max(1, steps)
 
 
 def seconds_per_step(

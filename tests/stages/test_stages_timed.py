@@ -99,6 +99,36 @@ def test_a_gan_is_measured_at_a_fixed_frequency_of_generator_steps() -> None:
     assert seconds_per_step(None, found, CPU, least=0.0) > 0
 
 
+def test_warm_up_and_distillation_take_part_of_the_minutes(tmp_path: Path, tiny_settings: RapidSettings) -> None:
+    """100 gradients a step; 600 of warm-up, and twice 240 calls and 120 examples, by the rules of thumb."""
+    overrides = ["private.expected_batch=50", "private.multiplicity=2", "private.moments.share=0.1",
+                 "private.moments.warmup={steps: 20, batch_size: 50, warmup_steps: 5}",
+                 "private.distillation={candidates: 80, rounds_before: 1, rounds: 1}",
+                 "private.distillation.sampling={steps: 3, batch_size: 16, attempts: 1}",
+                 "private.distillation.training={steps: 10, batch_size: 20, warmup_steps: 1}"]  # fmt: skip
+    settings = apply_overrides(tiny_settings.model_dump(mode="json"), overrides)
+    request = TimedSteps(None, tmp_path, (), 1.0, print)
+    found = request.private_settings(settings, None, 1.0, 0.5, tmp_path, first=False)
+    assert isinstance(found.private, DpSgdSettings)
+    other = (0.6 * 1000 + 2 * (0.3 * 240 + 0.6 * 200)) / 100
+    assert found.private.steps == int((WORK * 60 - other * 0.5) / 0.5)
+    with pytest.raises(InputError, match=r"too few: what comes beside DP-SGD takes about 0\.1 of them"):
+        TimedSteps(None, tmp_path, (), 0.05, print).private_settings(settings, None, 1.0, 0.5, tmp_path, first=False)
+
+
+def test_what_comes_before_the_steps_is_not_measured(tiny_settings: RapidSettings) -> None:
+    method: object = find_method("rapid")
+    assert isinstance(method, Paced)
+    overrides = ["private.moments.share=0.1", "private.distillation={candidates: 80, rounds_before: 1}"]
+    settings = apply_overrides(tiny_settings.model_dump(mode="json"), overrides)
+    assert isinstance(settings, RapidSettings)
+    # one step of warm-up is left
+    one = method.other_work(method.typical(settings))
+    assert one == pytest.approx(0.6 * settings.private.moments.warmup.batch_size)
+    assert method.other_work(settings) > 2 * one
+    apply_overrides(method.typical(settings).model_dump(mode="json"), [])
+
+
 def test_a_method_without_steps_is_refused(tmp_path: Path) -> None:
     from rapid.config.sections import MethodSettings
 

@@ -84,6 +84,10 @@ class DpGan:
 
         return typical(settings)
 
+    def other_work(self, settings: DpGanSettings) -> float:
+        """None; see `rapid.methods.base.Paced`."""
+        return 0.0
+
     def audited(self, bundle: Bundle) -> Sequence[Subject]:
         """The discriminator; see `rapid.methods.base.Inspectable`."""
         from rapid.methods.dp_gan.audited import subjects

@@ -105,6 +105,18 @@ class Rapid:
         assert isinstance(generation, GenerationSettings)
         return RapidGenerator(bundle, device, generation)
 
+    def typical(self, settings: RapidSettings) -> RapidSettings:
+        """Without warm-up and distillation; see `rapid.methods.base.Paced`."""
+        from rapid.methods.rapid.pace import typical
+
+        return typical(settings)
+
+    def other_work(self, settings: RapidSettings) -> float:
+        """Warm-up, candidates and distillation; see `rapid.methods.base.Paced`."""
+        from rapid.methods.rapid.pace import other_work
+
+        return other_work(settings)
+
     def audited(self, bundle: Bundle) -> Sequence[Subject]:
         """Late steps and probe; see `rapid.methods.base.Inspectable`."""
         from rapid.methods.rapid.audited import subjects

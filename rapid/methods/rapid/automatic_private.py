@@ -7,6 +7,7 @@ import torch
 from rapid.dp.access import PublicFacts
 from rapid.dp.gradients import BookKeeper
 from rapid.methods.base import Choice, Tree
+from rapid.methods.rapid.pace import CALL, PLAIN_GRADIENT
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser
 from rapid.training.timing import seconds_per_step
@@ -46,9 +47,8 @@ def choose_private(settings: RapidSettings, facts: PublicFacts, epsilon: float, 
     moments: Tree = settings.private.moments.model_dump(mode="json")
     distillation: Tree = {}
     if moments["share"] > 0:
-        # a plain gradient takes about half the time of a clipped one
         warmup = moments["warmup"]
-        warmup["steps"] = max(1, min(MOST_WARMUP, int(2 * WARMUP * gradients / warmup["batch_size"])))
+        warmup["steps"] = max(1, min(MOST_WARMUP, int(WARMUP * gradients / PLAIN_GRADIENT / warmup["batch_size"])))
         distillation = _distillation(settings, gradients) if facts.classes and settings.probe.enabled else {}
         gradients *= 1 - WARMUP - (DISTILLATION if distillation else 0)
     steps_at_1, size_at_1 = REFERENCE
@@ -80,9 +80,8 @@ def choose_private(settings: RapidSettings, facts: PublicFacts, epsilon: float, 
 def _distillation(settings: RapidSettings, gradients: float) -> Tree:
     """Rounds before DP-SGD that take about a share of the time of all gradients."""
     time, calls = DISTILLATION * gradients, settings.generation.steps
-    # a network call takes about a sixth of the time of a clipped gradient, a plain gradient half of it
-    candidates = int(min(MOST_CANDIDATES, time / 3 * 6 / calls))
-    steps = int(min(MOST_DISTILLATION, 2 * time * 2 / 3 / 256))
+    candidates = int(min(MOST_CANDIDATES, time / 3 / CALL / calls))
+    steps = int(min(MOST_DISTILLATION, time * 2 / 3 / PLAIN_GRADIENT / 256))
     if not (candidates and steps):
         return {}
     training = {"steps": steps, "batch_size": 256, "learning_rate": 2e-3, "warmup_steps": min(50, steps // 10)}
