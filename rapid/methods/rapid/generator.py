@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rapid.bundle import Bundle
-from rapid.data import to_uint8, to_unit_range
+from rapid.data import to_unit_range
 from rapid.data.fit import from_planes, to_planes, unit_range
 from rapid.diffusion import Schedule
 from rapid.diffusion.solvers import Solver, early_grid, late_grid
@@ -97,6 +97,7 @@ class RapidSampler:
         self._probe = None if parts.probe is None or settings.attempts == 1 else place(parts.probe, device)
         self._class_records = self._records_by_class()
         self._moments = self._class_moments()
+        self._tones = None if parts.tones is None else place(parts.tones, device)
         self._schedule = Schedule.build(parts.settings.schedule).to(device)
         self.private_from = parts.private_from
         from_noise = settings.retrieval == "none"
@@ -134,8 +135,7 @@ class RapidSampler:
     @exact_float32()
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
         """Images, uint8 (n, H, W) or (n, H, W, 3), of normalised latents, float (n, c, h, w)."""
-        portions = self._portions(latents.to(self.device))
-        return np.concatenate([to_uint8(self._autoencoder.decode(some)) for some in portions])
+        return from_planes(self._planes(latents).cpu().numpy())
 
     @exact_float32()
     def label(self, images: NDArray[np.uint8]) -> NDArray[np.float32] | None:
@@ -148,8 +148,7 @@ class RapidSampler:
     @torch.no_grad()
     def finish(self, latents: Tensor) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None]:
         """`decode` and `label` at once; see the protocol."""
-        portions = self._portions(latents.to(self.device))
-        planes = torch.cat([to_planes(self._autoencoder.decode(some)) for some in portions])
+        planes = self._planes(latents)
         if self._probe is None:
             return from_planes(planes.cpu().numpy()), None
         chances = torch.cat([self._probe.probabilities(some) for some in self._portions(unit_range(planes))])
@@ -175,7 +174,9 @@ class RapidSampler:
             raise InputError("record", f"must lie in 0..{self.records - 1}", record)
         values = self._values(records)
         t = torch.full((len(records),), self._settings.retrieval.v, device=self.device)
-        return self.decode(self._schedule.denoise(values, self.predict(PUBLIC, values, t, None), t))
+        latents = self._schedule.denoise(values, self.predict(PUBLIC, values, t, None), t)
+        # the tones of private images are not theirs
+        return from_planes(self._planes(latents, toned=False).cpu().numpy())
 
     def route(self, steps: int | None = None) -> Route:
         """The network calls of an image: an early phase unless there is no query, and the late phase.
@@ -293,6 +294,12 @@ class RapidSampler:
     def _sent(self, values: NDArray[Any]) -> Tensor:
         """Copy to the device without waiting for it."""
         return torch.from_numpy(values).to(self.device, non_blocking=True)
+
+    def _planes(self, latents: Tensor, *, toned: bool = True) -> Tensor:
+        """Images, uint8 (n, C, H, W) on the device, of normalised latents, float (n, c, h, w)."""
+        portions = self._portions(latents.to(self.device))
+        planes = torch.cat([to_planes(self._autoencoder.decode(some)) for some in portions])
+        return planes if self._tones is None or not toned else self._tones(planes)
 
     def _portions(self, rows: Tensor) -> Sequence[Tensor]:
         """Split rows into the portions that the device decodes at a time."""

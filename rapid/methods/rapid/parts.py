@@ -14,6 +14,8 @@ from rapid.methods.rapid.moments import NAME as MOMENTS
 from rapid.methods.rapid.moments import ClassMoments
 from rapid.methods.rapid.objectives import trained_timesteps
 from rapid.methods.rapid.settings import RapidSettings
+from rapid.methods.rapid.tone_curve import NAME as TONES
+from rapid.methods.rapid.tone_curve import ToneCurve
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.probe.network import COMPONENT as PROBE
 from rapid.probe.network import Probe
@@ -35,6 +37,7 @@ class Parts:
         knowledge_base: public.
         probe: with a linear layer for the private classes; None in a public bundle and where none was trained.
         moments: of the private classes; None where they were not released.
+        tones: the curve of generated images; None where none was fitted.
         private_from: the highest timestep for which the bundle's own denoiser is used; above it the public one is.
     """
 
@@ -50,6 +53,7 @@ class Parts:
     probe: Probe | None
     moments: ClassMoments | None
     private_from: int
+    tones: ToneCurve | None = None
 
     @classmethod
     def of(cls, bundle: Bundle) -> Self:
@@ -71,4 +75,5 @@ class Parts:
             probe=probe,
             moments=bundle.component(MOMENTS, ClassMoments) if bundle.has(MOMENTS) else None,
             private_from=trained_timesteps(settings) if late else settings.schedule.timesteps,
+            tones=bundle.component(TONES, ToneCurve) if bundle.has(TONES) else None,
         )

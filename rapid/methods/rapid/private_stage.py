@@ -32,6 +32,8 @@ from rapid.methods.rapid.public_stage import public_facts
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.methods.rapid.subspace import NAME as SUBSPACE
 from rapid.methods.rapid.subspace import Subspace
+from rapid.methods.rapid.tone_curve import NAME as TONES
+from rapid.methods.rapid.tones import fit_tones, release_tones, tones_spec
 from rapid.methods.rapid.votes import NAME as VOTES
 from rapid.methods.rapid.votes import release_votes, votes_spec
 from rapid.methods.rapid.warmup import warm_up
@@ -51,7 +53,7 @@ OBJECTIVES = {
 
 
 def releases(settings: RapidSettings, facts: PublicFacts, base: Bundle | None) -> Sequence[DpSgdSpec | QuerySpec]:
-    """Overlap check, probe, moments, denoiser and votes; all but the denoiser only if they are enabled and possible.
+    """Overlap check, probe, moments, denoiser, votes and tones; most only if they are enabled and possible.
 
     Args:
         settings: shares of epsilon, steps, batch, clip norms.
@@ -76,6 +78,8 @@ def releases(settings: RapidSettings, facts: PublicFacts, base: Bundle | None) -
     specs.append(training_spec(DENOISER, OBJECTIVES[own.objective], own, facts))
     if judged and "after" in own.distillation.times and own.distillation.votes_share > 0:
         specs.append(votes_spec(own.distillation.votes_share, size))
+    if own.tones.share > 0:
+        specs.append(tones_spec(own.tones.share, size))
     return specs
 
 
@@ -120,6 +124,11 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: RapidSet
     if "after" in own.distillation.times and probe is not None:
         denoiser = _distil(access, _parts(access, base, settings, denoiser, probe, moments), probe)
     components[DENOISER] = denoiser
+    if TONES in access.budget.names:
+        shares = release_tones(access, settings.image.channels)
+        # the first rank alone writes components
+        parts = _parts(access, base, settings, denoiser, probe, moments)
+        components[TONES] = fit_tones(parts, shares if access.ranks.first else None, access.device)
     return components
 
 
@@ -228,7 +237,7 @@ def _parts(
     base: Bundle,
     settings: RapidSettings,
     denoiser: Denoiser,
-    probe: Probe,
+    probe: Probe | None,
     moments: ClassMoments | None,
 ) -> Parts:
     """What candidates are drawn with: results of releases, and public components."""

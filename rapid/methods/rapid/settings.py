@@ -77,6 +77,17 @@ class MomentsSettings(Section):
     warmup_from: int = Field(300, ge=1, description="lowest timestep of the warm-up: lower ones show what moments lack")
 
 
+class TonesSettings(Section):
+    """The mean histogram of the pixels of private images, released once; generated images get the same tones."""
+
+    share: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="of epsilon that it would spend by itself; 0: images keep the tones that the decoder gives them",
+    )
+
+
 class GenerationSettings(SamplingSettings):
     """How images are sampled."""
 
@@ -191,6 +202,7 @@ class RapidPrivateSettings(DpSgdSettings):
     overlap: OverlapSettings = OverlapSettings()
     moments: MomentsSettings = MomentsSettings()
     distillation: DistillationSettings = DistillationSettings()
+    tones: TonesSettings = TonesSettings()
 
 
 class RapidSettings(MethodSettings):
