@@ -58,8 +58,8 @@ def image_row(images: Tensor) -> Tensor:
     Args:
         images: uint8 (n, H, W) or (n, H, W, 3).
     """
-    pixels = images.reshape(len(images), images.shape[1] * images.shape[2], -1)
-    count, size, channels = pixels.shape
+    count, size, channels = len(images), images.shape[1] * images.shape[2], images.shape[3] if images.ndim == 4 else 1
+    pixels = images.reshape(count, size, channels)
     bins = INNER + 2
     found = torch.from_numpy(bins_of_levels())[pixels.cpu().long()]
     # a histogram of its own for each image and channel

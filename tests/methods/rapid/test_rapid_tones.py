@@ -12,13 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.optimize import minimize
-from skimage.exposure import match_histograms
 
 from rapid.bundle import Bundle
 from rapid.data import ImageSet, load_images
 from rapid.dp import PrivateAccess, PublicFacts, calibrate
-from rapid.methods import apply_overrides, open_generator
+from rapid.methods import apply_overrides, generator_of
 from rapid.methods.rapid.generator import RapidSampler
 from rapid.methods.rapid.parts import Parts
 from rapid.methods.rapid.settings import RapidSettings
@@ -39,3 +37,126 @@ from rapid.stages.private import train_private_bundle
 from rapid.training import RunFolder
 
 CPU = torch.device("cpu")
+BINS = INNER + 2
+
+
+def released(tmp_path: Path, images: np.ndarray, epsilon: float) -> np.ndarray | None:
+    spec = tones_spec(0.5, len(images)).model_copy(update={"share": None})
+    access = PrivateAccess(
+        ImageSet(images, None, (), ""),
+        PublicFacts(len(images), (), images.shape[1:]),
+        calibrate([spec], epsilon=epsilon, delta=1e-5),
+        RunFolder(tmp_path),
+        device=CPU,
+    )
+    return release_tones(access, 1 if images.ndim == 3 else 3)
+
+
+def test_black_and_white_have_bins_of_their_own() -> None:
+    bins = bins_of_levels()
+    assert np.bincount(bins).tolist() == pytest.approx([1, *[254 / 32] * 32, 1], abs=1)
+    assert (np.diff(bins) >= 0).all()
+
+
+@given(st.integers(0, 4), st.sampled_from([(3, 5), (4, 4, 3), (1, 1)]), st.integers(0, 99))
+def test_a_row_is_the_histogram_of_one_image(count: int, shape: tuple[int, ...], seed: int) -> None:
+    images = np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
+    rows, channels = image_row(torch.from_numpy(images)).numpy(), shape[2] if len(shape) == 3 else 1
+    assert rows.shape == (count, channels * BINS)
+    assert (np.linalg.norm(rows, axis=1) <= 1 + 1e-6).all()
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(bins_of_levels())) + 1, [LEVELS]])
+    for image, row in zip(
+        images.reshape(count, shape[0] * shape[1], channels), rows.reshape(count, channels, BINS), strict=True
+    ):
+        for channel in range(channels):
+            found = np.histogram(image[:, channel], edges)[0] / len(image)
+            assert row[channel] * channels**0.5 == pytest.approx(found, abs=1e-6)
+
+
+@given(arrays(np.float64, st.integers(1, 12), elements=st.floats(-3, 3)))
+def test_the_nearest_distribution(row: np.ndarray) -> None:
+    """Of a convex set, p is nearest to r exactly if (r - p) (q - p) <= 0 for all q, here the corners of the simplex."""
+    found = nearest_distribution(row)
+    assert (found >= 0).all()
+    assert found.sum() == pytest.approx(1)
+    assert ((row - found) @ (np.eye(len(row)) - found).T <= 1e-9).all()
+
+
+@given(st.integers(0, 999), st.integers(1, 200), st.floats(0.01, 3))
+def test_matched_pixels_have_the_other_distribution(seed: int, values: int, spread: float) -> None:
+    """No cumulative share differs by more than the pixels of one level, which all become one level."""
+    rng = np.random.default_rng(seed)
+    pixels = rng.choice(rng.integers(0, 256, values), 4000)
+    shares = rng.dirichlet(np.full(BINS, spread))
+    table = matching_table(np.bincount(pixels, minlength=LEVELS), shares)
+    assert (np.diff(table.astype(int)) >= 0).all()
+    found = np.bincount(bins_of_levels()[table[pixels]], minlength=BINS) / len(pixels)
+    largest = np.bincount(pixels).max() / len(pixels)
+    # levels are rounded, by half a level of a bin of eight
+    assert np.abs(found.cumsum() - shares.cumsum()).max() <= largest / 2 + shares.max() / 14 + 1e-9
+
+
+def test_matching_its_own_distribution_changes_little() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, 100_000)
+    counts = np.bincount(pixels, minlength=LEVELS)
+    shares = np.bincount(bins_of_levels(), counts) / counts.sum()
+    assert np.abs(matching_table(counts, shares).astype(int) - np.arange(LEVELS)).max() <= 1
+
+
+def test_the_release_is_the_mean_histogram_unless_noise_hides_it(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (3000, 6, 6, 3), np.uint8)
+    images[..., 2] //= 2
+    found = released(tmp_path / "much", images, 1e5)
+    assert found is not None
+    rows = image_row(torch.from_numpy(images)).double().numpy() * 3**0.5
+    assert found == pytest.approx(rows.mean(0).reshape(3, BINS), abs=1e-3)
+    assert released(tmp_path / "little", images, 0.05) is None
+
+
+@pytest.fixture
+def toned(tmp_path: Path, public_bundle: Bundle, digits: Path, tiny_settings: RapidSettings) -> Bundle:
+    settings = apply_overrides(tiny_settings.model_dump(mode="json"), ["private.tones.share=0.3"])
+    return train_private_bundle(
+        public_bundle, digits, tmp_path / "out", settings, epsilon=200.0, delta=None, device=CPU, resume=False
+    )
+
+
+def test_images_get_the_tones_of_the_private_ones(toned: Bundle, digits: Path) -> None:
+    statement = json.loads((toned.path / "privacy.json").read_text())
+    assert "tones" in [release["name"] for release in statement["releases"]]
+    drawn = generate(generator_of(toned, CPU), 100, seed=1).images
+    plain = replace(Parts.of(toned), tones=None)
+    sampler = RapidSampler(plain, CPU, plain.settings.generation)
+    labels = np.arange(100) % len(plain.classes)
+    untoned = sampler.decode(sampler.sample(make_streams(1, np.arange(100)), labels)[1])
+    real = load_images(digits, "private").images
+    black, without, wanted = ((some == 0).mean() for some in (drawn, untoned, np.pad(real, ((0, 0), (2, 2), (2, 2)))))
+    assert abs(black - wanted) < 0.05 < abs(without - wanted)
+
+
+def test_public_records_keep_their_tones(toned: Bundle) -> None:
+    records = np.arange(3)
+    parts = Parts.of(toned)
+    found = [
+        RapidSampler(some, CPU, parts.settings.generation).record_images(records)
+        for some in (parts, replace(parts, tones=None))
+    ]
+    np.testing.assert_array_equal(*found)
+
+
+def test_too_much_noise_leaves_images_as_they_are(private: Bundle) -> None:
+    parts = Parts.of(private)
+    curve = fit_tones(parts, None, CPU)
+    planes = torch.randint(256, (2, 1, 5, 5), dtype=torch.uint8)
+    assert torch.equal(curve(planes), planes)
+
+
+@given(st.integers(1, 3), st.integers(0, 3), st.integers(0, 99))
+def test_a_curve_maps_each_channel_by_its_own_table(channels: int, count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    curve = ToneCurve({"channels": channels})
+    curve.table.copy_(torch.from_numpy(rng.integers(0, 256, (channels, LEVELS), np.uint8)))
+    planes = rng.integers(0, 256, (count, channels, 3, 2), np.uint8)
+    found = curve(torch.from_numpy(planes)).numpy()
+    for number in range(channels):
+        np.testing.assert_array_equal(found[:, number], curve.table[number].numpy()[planes[:, number]])
