@@ -28,7 +28,7 @@ RETRIEVALS = {
 }
 OBJECTIVES = {
     "rapid": ["private.neighbours=3", "private.start=300", "private.precision=bfloat16"],
-    "late": ["private.label_dropout=0.5"],
+    "late": ["private.label_dropout=0.5", "private.tones.share=0.2"],
     "ldm": ["private.moments.share=0.2", "private.moments.warmup.steps=2", "generation.retrieval=moments"],
 }
 
