@@ -41,7 +41,7 @@ class PixelGenerator:
         self._denoiser = place(bundle.component(DENOISER, Denoiser), device)
         # a public bundle may have labelled images, but a network that was not told their classes
         self.classes: tuple[str, ...] = bundle.classes if self._denoiser.num_classes else ()
-        self._schedule = build_schedule(own.schedule)
+        self._schedule = build_schedule(own.schedule).to(device)
         self._routes: dict[int, Route] = {}
 
     @property
