@@ -143,3 +143,9 @@ def test_shipped_networks_open() -> None:
         bundle = open_networks(Path(f"builtin:{name}"))
         assert sum(file.stat().st_size for file in bundle.path.rglob("*") if file.is_file()) < 8e6
         assert "licen" in (bundle.path / "README.md").read_text().lower()
+
+
+def test_shipped_networks_have_the_settings_of_their_preset() -> None:
+    for name in builtin_names():
+        settings = open_networks(Path(f"builtin:{name}")).settings_as(RapidSettings)
+        assert networks_settings(settings, METHOD.fixed_by_networks, settings.preset, []) == settings
