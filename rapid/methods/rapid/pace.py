@@ -23,12 +23,13 @@ def typical(settings: RapidSettings) -> RapidSettings:
 def other_work(settings: RapidSettings) -> float:
     """Warm-up, candidates and distillation, in per-example gradients of DP-SGD that take as long.
 
-    The overlap check and the probe are left out: their time depends on N, and seldom matters.
+    The overlap check and the probe are left out: their time depends on N, not on the denoiser.
     """
     own, work = settings.private, 0.0
     if own.moments.share > 0:
         work += PLAIN_GRADIENT * own.moments.warmup.steps * own.moments.warmup.batch_size
-    if own.distillation.times:
+    # without a probe nothing is distilled
+    if own.distillation.times and settings.probe.enabled and own.probe.share > 0:
         distillation, rounds = own.distillation, own.distillation.rounds_before + own.distillation.rounds
         calls = (distillation.sampling or settings.generation).steps
         drawn = CALL * distillation.candidates * calls

@@ -10,7 +10,6 @@ Formal guarantee: one `mean` release of `access`. All else here is post-processi
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -126,14 +125,14 @@ def fit_tones(parts: Parts, shares: NDArray[np.float64] | None, device: torch.de
     return curve
 
 
-def matching_table(counts: NDArray[np.int64], shares: NDArray[Any]) -> NDArray[np.uint8]:
+def matching_table(counts: NDArray[np.int64], shares: NDArray[np.float64]) -> NDArray[np.uint8]:
     """A curve that gives pixels another distribution, uint8 (LEVELS,), not decreasing.
 
     A level becomes the one with the same share of pixels below it, half of those that are equal counted.
 
     Args:
         counts: pixels of each level, int64 (LEVELS,), not all 0.
-        shares: of each bin in the other distribution, float (INNER + 2,), of sum 1.
+        shares: of each bin in the other distribution, float64 (INNER + 2,), of sum 1.
     """
     below = (counts.cumsum() - counts / 2) / counts.sum()
     bins = bins_of_levels()
