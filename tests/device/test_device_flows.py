@@ -17,6 +17,7 @@ from rapid.bundle import Bundle
 from rapid.config.sections import MethodSettings
 from rapid.methods import apply_overrides
 from rapid.methods.rapid.settings import RapidSettings
+from rapid.methods.rapid.tones import STEEPEST
 
 CPU = torch.device("cpu")
 SAMPLERS = ("ddim", "pndm", "dpm-solver++")
@@ -42,11 +43,11 @@ def weights(bundle: Path, component: str) -> dict[str, torch.Tensor]:
     return load_file(file)
 
 
-def close(found: object, expected: object) -> None:
+def close(found: object, expected: object, levels: int = 1) -> None:
     """Images that differ by rounding alone: another order of sums may move a pixel by one level."""
     first, second = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     assert first.shape == second.shape
-    assert np.abs(first - second).max() <= 1
+    assert np.abs(first - second).max() <= levels
 
 
 def test_build_kb_stops_resumes_and_makes_the_bundle_of_a_cpu(
@@ -71,7 +72,9 @@ def test_each_private_objective_trains_stops_and_resumes(
     # the probe takes three steps; the second step of the denoiser is the last before it stops
     stop = 5 if objective != "ldm" else 7
     images = on_device(flows.train, public_bundle, digits, tmp_path / "private", chosen, stop)
-    close(images, flows.sample(CPU, tmp_path / "private", [], len(images)))
+    # a curve of tones may make four levels of one
+    levels = STEEPEST if objective == "late" else 1
+    close(images, flows.sample(CPU, tmp_path / "private", [], len(images)), levels)
 
 
 @pytest.mark.parametrize("retrieval", RETRIEVALS)

@@ -13,6 +13,7 @@ import math
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -28,6 +29,8 @@ INNER = 32
 """Bins of the levels 1 to 254; black and white have bins of their own, because many images have much of both."""
 LARGEST_NOISE = 0.02
 """Standard deviation of the noise in a share of the pixels, above which images are left as they are."""
+STEEPEST = 4
+"""Levels by which the curve may rise from one level to the next: it must not magnify rounding, nor noise in a bin."""
 DRAWN, SEED = 512, 0
 """Images that are compared with the release."""
 
@@ -120,7 +123,7 @@ def fit_tones(parts: Parts, shares: NDArray[np.float64] | None, device: torch.de
         images = sampler.decode(sampler.sample(make_streams(SEED, numbers), labels)[1])
         pixels = images.reshape(-1, channels)
         counts += np.stack([np.bincount(pixels[:, channel], minlength=LEVELS) for channel in range(channels)])
-    tables = [matching_table(*pair) for pair in zip(counts, shares, strict=True)]
+    tables = [gentle(matching_table(*pair), pair[0]) for pair in zip(counts, shares, strict=True)]
     curve.table.copy_(torch.from_numpy(np.stack(tables)))
     return curve
 
@@ -143,3 +146,24 @@ def matching_table(counts: NDArray[np.int64], shares: NDArray[np.float64]) -> ND
     known = np.stack([end - shares[held], end], 1).flatten()
     levels = np.interp(below, known, np.stack([lowest[held], highest[held] - 1], 1).flatten())
     return np.maximum.accumulate(levels.round()).astype(np.uint8)
+
+
+def gentle(table: NDArray[np.uint8], counts: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """The curve nearest to another one, by the sum over pixels, of those that nowhere rise by more than STEEPEST.
+
+    Args:
+        table: uint8 (LEVELS,), not decreasing.
+        counts: pixels of each level, int64 (LEVELS,); levels without pixels count as one.
+    """
+    levels = np.arange(LEVELS)
+    costs = (counts + 1.0)[:, None] * np.abs(levels - table[:, None].astype(np.float64))
+    # dynamic programming: for each new level of a pixel the least cost of all levels below, and the rise to it
+    least, rises = costs[0], np.zeros((LEVELS, LEVELS), np.int64)
+    for level in range(1, LEVELS):
+        before = sliding_window_view(np.concatenate([np.full(STEEPEST, np.inf), least]), STEEPEST + 1)
+        least, rises[level] = before.min(1) + costs[level], STEEPEST - before.argmin(1)
+    found = np.empty(LEVELS, np.uint8)
+    found[-1] = least.argmin()
+    for level in range(LEVELS - 1, 0, -1):
+        found[level - 1] = found[level] - rises[level, found[level]]
+    return found

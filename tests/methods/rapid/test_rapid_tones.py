@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.optimize import linprog
 
 from rapid.bundle import Bundle
 from rapid.data import ImageSet, load_images
@@ -23,8 +24,10 @@ from rapid.methods.rapid.settings import RapidSettings
 from rapid.methods.rapid.tone_curve import LEVELS, ToneCurve
 from rapid.methods.rapid.tones import (
     INNER,
+    STEEPEST,
     bins_of_levels,
     fit_tones,
+    gentle,
     image_row,
     matching_table,
     nearest_distribution,
@@ -103,6 +106,26 @@ def test_matching_its_own_distribution_changes_little() -> None:
     assert np.abs(matching_table(counts, shares).astype(int) - np.arange(LEVELS)).max() <= 1
 
 
+@settings(max_examples=20)
+@given(st.integers(0, 999), st.integers(1, 255))
+def test_a_gentle_curve_is_the_nearest_that_is_not_steep(seed: int, values: int) -> None:
+    """Linear programming finds none that is nearer: unknowns are the curve and its distances from the other one."""
+    rng = np.random.default_rng(seed)
+    table = np.sort(rng.choice(rng.integers(0, 256, values), LEVELS))
+    counts = rng.integers(0, 100, LEVELS) * rng.integers(0, 2, LEVELS)
+    found = gentle(table.astype(np.uint8), counts).astype(int)
+    assert (np.diff(found) >= 0).all()
+    assert np.diff(found).max() <= STEEPEST
+    same, rise = np.eye(LEVELS), np.diff(np.eye(LEVELS), axis=0)
+    none = np.zeros_like(rise)
+    best = linprog(
+        np.concatenate([np.zeros(LEVELS), counts + 1.0]),
+        np.block([[same, -same], [-same, -same], [rise, none], [-rise, none]]),
+        np.concatenate([table, -table, np.full(LEVELS - 1, STEEPEST), np.zeros(LEVELS - 1)]),
+    )
+    assert ((counts + 1) * np.abs(found - table)).sum() == pytest.approx(best.fun)
+
+
 def test_the_release_is_the_mean_histogram_unless_noise_hides_it(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (3000, 6, 6, 3), np.uint8)
     images[..., 2] //= 2
@@ -131,7 +154,7 @@ def test_images_get_the_tones_of_the_private_ones(toned: Bundle, digits: Path) -
     untoned = sampler.decode(sampler.sample(make_streams(1, np.arange(100)), labels)[1])
     real = load_images(digits, "private").images
     black, without, wanted = ((some == 0).mean() for some in (drawn, untoned, np.pad(real, ((0, 0), (2, 2), (2, 2)))))
-    assert abs(black - wanted) < 0.05 < abs(without - wanted)
+    assert abs(black - wanted) < 0.2 < 0.6 < abs(without - wanted)
 
 
 def test_public_records_keep_their_tones(toned: Bundle) -> None:
