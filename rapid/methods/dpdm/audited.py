@@ -31,7 +31,7 @@ def subjects(bundle: Bundle) -> Sequence[Subject]:
     settings = bundle.settings_as(DpdmSettings)
     own, denoiser = settings.private, bundle.component("denoiser", PreconditionedDenoiser)
     select_trainable(denoiser, own.trainable)
-    objective = DenoisingObjective(denoiser, own.label_dropout, Randomness())
+    objective = DenoisingObjective(denoiser, own.label_dropout, Randomness(), own.level_scale)
     shape = (CANARIES, *settings.image_shape)
     images = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
     labels = torch.arange(CANARIES) % (denoiser.num_classes + 1)
@@ -54,11 +54,10 @@ def membership_scores(bundle: Bundle, images: ImageSet, device: torch.device) ->
     of the comparison.
     """
     denoiser = bundle.component("denoiser", PreconditionedDenoiser).to(device)
-    objective = DenoisingObjective(denoiser, 0.0, Randomness())
-    levels = denoiser.preconditioning.level((torch.arange(DRAWS, dtype=torch.float64) + 0.5) / DRAWS).float()
-    noise = torch.randn(
-        DRAWS, *bundle.settings_as(DpdmSettings).image_shape, generator=torch.Generator().manual_seed(0)
-    ).to(device)
+    settings = bundle.settings_as(DpdmSettings)
+    objective = DenoisingObjective(denoiser, 0.0, Randomness(), settings.private.level_scale)
+    levels = objective.levels((torch.arange(DRAWS, dtype=torch.float64) + 0.5) / DRAWS)
+    noise = torch.randn(DRAWS, *settings.image_shape, generator=torch.Generator().manual_seed(0)).to(device)
     found = np.zeros(len(images))
     with Progress("attack", DRAWS * len(images), "loss") as progress:
         for start in range(0, len(images), AT_ONCE):

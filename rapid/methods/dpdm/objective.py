@@ -32,19 +32,31 @@ class DenoisingObjective:
     Args:
         denoiser: the network that is trained.
         label_dropout: share of rows with the null class.
+        level_scale: factor of the noise levels of the configuration.
         randomness: of levels, noise and label dropout, which must be secret.
     """
 
-    def __init__(self, denoiser: PreconditionedDenoiser, label_dropout: float, randomness: Randomness) -> None:
+    def __init__(
+        self,
+        denoiser: PreconditionedDenoiser,
+        label_dropout: float,
+        randomness: Randomness,
+        level_scale: float = 1.0,
+    ) -> None:
         self.denoiser = denoiser
         self._label_dropout = label_dropout
+        self._level_scale = level_scale
         self._randomness = randomness
         self._device = next(denoiser.parameters()).device
+
+    def levels(self, uniform: Tensor) -> Tensor:
+        """Noise levels of training, float (n,): their quantiles at float64 (n,) in (0, 1]."""
+        return (self._level_scale * self.denoiser.preconditioning.level(uniform)).float()
 
     def draw(self, shape: tuple[int, ...]) -> Draws:
         """Draw for images of this shape, (n, C, H, W)."""
         count, source = shape[0], self._randomness
-        sigma = self.denoiser.preconditioning.level(source.uniform(count)).float()
+        sigma = self.levels(source.uniform(count))
         noise = source.normal(math.prod(shape)).view(shape)
         dropped = source.uniform(count) <= self._label_dropout
         return Draws(*(drawn.to(self._device) for drawn in (sigma, noise, dropped)))

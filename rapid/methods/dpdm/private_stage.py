@@ -52,7 +52,7 @@ def train_private(access: PrivateAccess, settings: DpdmSettings) -> Mapping[str,
     access.train(
         DENOISER,
         Trainer(denoiser, optimizer, schedule, ema_decay=own.ema_decay),
-        DenoisingObjective(denoiser, own.label_dropout, access.draws),
+        DenoisingObjective(denoiser, own.label_dropout, access.draws, own.level_scale),
         [access.images, access.labels] if classes else [access.images],
         execution=Execution.of(own),
     )

@@ -68,6 +68,12 @@ class DpdmPrivateSettings(DpSgdSettings):
         gt=0,
         description="standard deviation of pixels for edm: a constant, never measured on private images",
     )
+    level_scale: float = Field(
+        1.0,
+        gt=0,
+        description="noise levels in training are those of the configuration times this; above 1, short trainings "
+        "learn shapes and classes before details",
+    )
     label_dropout: float = Field(
         0.1, ge=0, le=1, description="share of draws trained with the null class, which guidance needs"
     )
