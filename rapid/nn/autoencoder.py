@@ -98,6 +98,10 @@ class Autoencoder(StoredNetwork):
             return latents
         return F.pixel_shuffle(self.vae.decode(latents).sample, self.patch)
 
+    def unnormalised(self, latents: Tensor) -> Tensor:
+        """Unnormalised latents (N, c, h, w) of normalised ones."""
+        return latents * self.std + self.mean
+
     def encode_raw(self, images: Tensor) -> Tensor:
         """Unnormalised latents (N, c, h, w) of images (N, C, H, W): the mean of the posterior, where there is one."""
         if self.config["kind"] == "linear":
@@ -131,4 +135,4 @@ class Autoencoder(StoredNetwork):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Images (N, C, H, W) of normalised latents (N, c, h, w); about in [-1, 1], not clamped."""
-        return self.decode_raw(latents * self.std + self.mean)
+        return self.decode_raw(self.unnormalised(latents))

@@ -24,6 +24,7 @@ from rapid.methods.rapid.search import Search, open_search
 from rapid.methods.rapid.settings import GenerationSettings
 from rapid.nn import Denoiser
 from rapid.precision import exact_float32
+from rapid.probe.network import Probe
 from rapid.runtime import place
 from rapid.sampling.linear_trajectories import Entry, LinearTrajectories, Phase, Route
 from rapid.sampling.streams import Streams, normal
@@ -61,12 +62,13 @@ class RapidSampler:
     with the bundle's denoiser. With 100 steps, k = 0.8 T and v = 0.2 T these are 20 + 20 network calls. The knowledge
     base is public and the query starts from noise, so all of it is post-processing of the private denoiser.
 
-    Three settings go beyond the paper. With `private.start` (or `generation.start`) above v, the retrieved value is
+    Four settings go beyond the paper. With `private.start` (or `generation.start`) above v, the retrieved value is
     first diffused to that step with fresh noise. With `generation.epsilon_scale` above 1, less than the predicted noise
     is removed (epsilon scaling; Ning et al., ICLR 2024): a denoiser trained with noise predicts too close to the mean,
     and its images vary too little. With `generation.retrieval` = class there is no query: the record is drawn from the
     public classes that the private probe finds similar to the requested class (see `ClassRecords`), which is
     post-processing, too. With `moments` images begin from the released Gaussian of their class (see `ClassMoments`).
+    With `generation.probe_guidance` above 0 the private probe pulls images towards their class.
 
     Args:
         parts: networks, knowledge base and settings.
@@ -95,6 +97,7 @@ class RapidSampler:
         self._denoisers = {PRIVATE: place(parts.denoiser, device), PUBLIC: place(parts.public_denoiser, device)}
         self._encoder = parts.encoder.to(device)
         self._probe = None if parts.probe is None or settings.attempts == 1 else place(parts.probe, device)
+        self._guide = self._class_guide()
         self._class_records = self._records_by_class()
         self._moments = self._class_moments()
         self._tones = None if parts.tones is None else place(parts.tones, device)
@@ -260,7 +263,27 @@ class RapidSampler:
             return self._schedule.clipped_noise(x, public, t, self.settings.clip_range)
         y = denoiser.null_labels(len(x)) if labels is None else labels
         noise = guided(denoiser, x, t, y, self.settings.guidance) / self.settings.epsilon_scale
-        return self._schedule.clipped_noise(x, noise, t, self.settings.clip_range)
+        noise = self._schedule.clipped_noise(x, noise, t, self.settings.clip_range)
+        if self._guide is None or labels is None:
+            return noise
+        towards = self._towards(self._guide, x, noise, t, labels)
+        return self._schedule.clipped_noise(x, towards, t, self.settings.clip_range)
+
+    def _towards(self, guide: Probe, x: Tensor, noise: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        """The noise that leads to images in which the probe finds their classes more likely.
+
+        Classifier guidance (Dhariwal and Nichol, 2021) with a classifier of clean images: the denoised x_0 moves
+        by (1 - abar_t) times the gradient of log p(label | x_0). 1 - abar_t is the variance of x_0 given x_t, if x_0 is
+        standard normal.
+        """
+        x0, autoencoder = self._schedule.denoise(x, noise, t), self._autoencoder
+        with torch.enable_grad():
+            latents = x0.detach().requires_grad_()
+            logits = guide(autoencoder.decode_raw(autoencoder.unnormalised(latents)))
+            likelihood = logits.log_softmax(1).gather(1, labels[:, None]).sum()
+            (gradient,) = torch.autograd.grad(likelihood, latents)
+        moved = x0 + self.settings.probe_guidance * self._schedule.noise(t).square() * gradient
+        return self._schedule.implied_noise(moved, x, t)
 
     def _run(self, phase: Phase, x: Tensor, labels: NDArray[np.int64] | None) -> Tensor:
         solver, y = phase.sampler, None if labels is None else self._sent(labels)
@@ -315,6 +338,11 @@ class RapidSampler:
 
     def _values(self, records: NDArray[np.int64]) -> Tensor:
         return self._sent(self._parts.knowledge_base.values(records))
+
+    def _class_guide(self) -> Probe | None:
+        """The probe, if it guides sampling and knows the classes."""
+        probe = self._parts.probe if self.settings.probe_guidance else None
+        return place(probe, self.device) if probe is not None and probe.num_classes else None
 
     def _class_moments(self) -> ClassMoments | None:
         """The moments of the classes, if images begin from them.

@@ -106,6 +106,12 @@ class GenerationSettings(SamplingSettings):
     guidance: float = Field(
         1.0, ge=0, description="classifier-free guidance scale, 1 is off; train with label_dropout > 0"
     )
+    probe_guidance: float = Field(
+        0.0,
+        ge=0,
+        description="scale of classifier guidance by the private probe, where there is one; 0 is off; helps where "
+        "the denoiser knows classes less well than the probe",
+    )
     start: int | None = Field(
         None,
         ge=1,

@@ -92,6 +92,13 @@ def test_pixels_are_in_minus_one_to_one() -> None:
     torch.testing.assert_close(loss(images), null)
 
 
+def test_levels_are_those_of_the_configuration_times_a_factor() -> None:
+    """Of EDM, ln sigma is normal with mean -1.2 and deviation 1.2; a factor of 3.3 moves the mean to -0.006."""
+    loss = DenoisingObjective(new_denoiser(tiny(), 3, "edm").eval(), 0.0, Randomness(), level_scale=3.3)
+    found = loss.draw((4000, 1, 1, 1)).sigma.log().double().numpy()
+    assert stats.kstest(found, stats.norm(-1.2 + math.log(3.3), 1.2).cdf).pvalue > 1e-4
+
+
 def test_the_first_weights_are_always_the_same() -> None:
     state = torch.get_rng_state()
     first, second = (new_denoiser(tiny(), 3, "edm").state_dict() for _ in range(2))
