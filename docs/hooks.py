@@ -20,6 +20,7 @@ PICTURES = {
     "benchmarks/samples/neighbours.png": "benchmarks/demo/samples/neighbours.png",
     "benchmarks/samples/epsilon-10.png": "benchmarks/blood-cells/samples/epsilon-10.png",
     "benchmarks/letters-mnist/scripts.png": "benchmarks/letters-mnist/samples/scripts.png",
+    "benchmarks/samples/epsilon-10-guided.png": "benchmarks/blood-cells/samples/epsilon-10-guided.png",
     "benchmarks/growth.svg": "benchmarks/knowledge-base/growth.svg",
     "benchmarks/samples/rapid-10-probe.png": "benchmarks/methods/samples/rapid-10-probe.png",
     "benchmarks/samples/dp-gan-10.png": "benchmarks/methods/samples/dp-gan-10.png",
