@@ -32,8 +32,8 @@ class DenoisingObjective:
     Args:
         denoiser: the network that is trained.
         label_dropout: share of rows with the null class.
-        level_scale: factor of the noise levels of the configuration.
         randomness: of levels, noise and label dropout, which must be secret.
+        level_scale: factor of the noise levels of the configuration.
     """
 
     def __init__(
