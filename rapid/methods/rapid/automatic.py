@@ -142,7 +142,7 @@ def _retrieval(latents: Tensor, labels: NDArray[np.int64] | None) -> tuple[Tree,
         "private": {"objective": "late", "start": 700, "moments": {"share": 0.3}},
         "generation": {
             "sampler": "dpm-solver++", "steps": 16, "retrieval": "moments", "start": 600, "clip_range": 3.0,
-            "probe_guidance": 16.0
+            "probe_guidance": 0.5
         },
     }  # fmt: skip
     instead = "images begin from released moments instead"

@@ -7,7 +7,7 @@ import torch
 from rapid.dp.access import PublicFacts
 from rapid.dp.gradients import BookKeeper
 from rapid.methods.base import Choice, Tree
-from rapid.methods.rapid.pace import CALL, PLAIN_GRADIENT
+from rapid.methods.rapid.pace import PLAIN_GRADIENT, candidate_work
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser
 from rapid.training.timing import seconds_per_step
@@ -79,8 +79,8 @@ def choose_private(settings: RapidSettings, facts: PublicFacts, epsilon: float, 
 
 def _distillation(settings: RapidSettings, gradients: float) -> Tree:
     """Rounds before DP-SGD that take about a share of the time of all gradients."""
-    time, calls = DISTILLATION * gradients, settings.generation.steps
-    candidates = int(min(MOST_CANDIDATES, time / 3 / CALL / calls))
+    time = DISTILLATION * gradients
+    candidates = int(min(MOST_CANDIDATES, time / 3 / candidate_work(settings.generation)))
     steps = int(min(MOST_DISTILLATION, time * 2 / 3 / PLAIN_GRADIENT / 256))
     if not (candidates and steps):
         return {}

@@ -17,6 +17,7 @@ from rapid.data.fit import from_planes, to_planes, unit_range
 from rapid.diffusion import Schedule
 from rapid.diffusion.solvers import Solver, early_grid, late_grid
 from rapid.errors import InputError
+from rapid.methods.rapid.guidance import ProbeGuidance
 from rapid.methods.rapid.moments import ClassMoments
 from rapid.methods.rapid.neighbours import ClassRecords, choose_neighbours
 from rapid.methods.rapid.parts import Parts
@@ -24,7 +25,6 @@ from rapid.methods.rapid.search import Search, open_search
 from rapid.methods.rapid.settings import GenerationSettings
 from rapid.nn import Denoiser
 from rapid.precision import exact_float32
-from rapid.probe.network import Probe
 from rapid.runtime import place
 from rapid.sampling.linear_trajectories import Entry, LinearTrajectories, Phase, Route
 from rapid.sampling.streams import Streams, normal
@@ -97,11 +97,11 @@ class RapidSampler:
         self._denoisers = {PRIVATE: place(parts.denoiser, device), PUBLIC: place(parts.public_denoiser, device)}
         self._encoder = parts.encoder.to(device)
         self._probe = None if parts.probe is None or settings.attempts == 1 else place(parts.probe, device)
-        self._guide = self._class_guide()
         self._class_records = self._records_by_class()
         self._moments = self._class_moments()
         self._tones = None if parts.tones is None else place(parts.tones, device)
         self._schedule = Schedule.build(parts.settings.schedule).to(device)
+        self._guide = self._class_guide()
         self.private_from = parts.private_from
         from_noise = settings.retrieval == "none"
         self.start = self.max_steps if from_noise else settings.start or parts.settings.late_start
@@ -266,24 +266,9 @@ class RapidSampler:
         noise = self._schedule.clipped_noise(x, noise, t, self.settings.clip_range)
         if self._guide is None or labels is None:
             return noise
-        towards = self._towards(self._guide, x, noise, t, labels)
+        moved = self._guide.towards(self._schedule.denoise(x, noise, t), t, labels)
+        towards = self._schedule.implied_noise(moved, x, t)
         return self._schedule.clipped_noise(x, towards, t, self.settings.clip_range)
-
-    def _towards(self, guide: Probe, x: Tensor, noise: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        """The noise that leads to images in which the probe finds their classes more likely.
-
-        Classifier guidance (Dhariwal and Nichol, 2021) with a classifier of clean images: the denoised x_0 moves
-        by (1 - abar_t) times the gradient of log p(label | x_0). 1 - abar_t is the variance of x_0 given x_t, if x_0 is
-        standard normal.
-        """
-        x0, autoencoder = self._schedule.denoise(x, noise, t), self._autoencoder
-        with torch.enable_grad():
-            latents = x0.detach().requires_grad_()
-            logits = guide(autoencoder.decode_raw(autoencoder.unnormalised(latents)))
-            likelihood = logits.log_softmax(1).gather(1, labels[:, None]).sum()
-            (gradient,) = torch.autograd.grad(likelihood, latents)
-        moved = x0 + self.settings.probe_guidance * self._schedule.noise(t).square() * gradient
-        return self._schedule.implied_noise(moved, x, t)
 
     def _run(self, phase: Phase, x: Tensor, labels: NDArray[np.int64] | None) -> Tensor:
         solver, y = phase.sampler, None if labels is None else self._sent(labels)
@@ -339,10 +324,13 @@ class RapidSampler:
     def _values(self, records: NDArray[np.int64]) -> Tensor:
         return self._sent(self._parts.knowledge_base.values(records))
 
-    def _class_guide(self) -> Probe | None:
-        """The probe, if it guides sampling and knows the classes."""
-        probe = self._parts.probe if self.settings.probe_guidance else None
-        return place(probe, self.device) if probe is not None and probe.num_classes else None
+    def _class_guide(self) -> ProbeGuidance | None:
+        """Guidance, if it is wanted and the probe knows the classes."""
+        probe, confidence = self._parts.probe, self.settings.probe_guidance
+        if not confidence or probe is None or not probe.num_classes:
+            return None
+        moments = self._parts.moments
+        return ProbeGuidance(place(probe, self.device), self._autoencoder, self._schedule, moments, confidence)
 
     def _class_moments(self) -> ClassMoments | None:
         """The moments of the classes, if images begin from them.

@@ -85,13 +85,30 @@ class ClassMoments(StoredNetwork):
             labels: classes, int64 (n,); None where there are no classes.
             noise: standard normal, float (n, c, h, w).
         """
-        flat = noise.flatten(1)
-        inside = flat @ self.basis.T
-        outside = (flat - inside @ self.basis).view(-1, *self.shape) * self.rest.view(-1, 1, 1)
+        inside, outside = self.split(noise)
         chosen = torch.zeros(len(noise), dtype=torch.int64, device=noise.device) if labels is None else labels
         factors = self.factors[chosen if len(self.factors) > 1 else torch.zeros_like(chosen)]
         coordinates = self.means[chosen] + torch.einsum("nij,nj->ni", factors, inside)
-        return outside + (coordinates @ self.basis).view(-1, *self.shape)
+        return outside * self.rest.view(-1, 1, 1) + self.latents(coordinates)
+
+    def split(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """Coordinates in the subspace, float (n, d), and what lies outside of it, (n, c, h, w)."""
+        flat = latents.flatten(1)
+        inside = flat @ self.basis.T
+        return inside, (flat - inside @ self.basis).view(-1, *self.shape)
+
+    def latents(self, coordinates: Tensor) -> Tensor:
+        """Latents in the subspace, float (n, c, h, w), with the given coordinates, (n, d)."""
+        return (coordinates @ self.basis).view(-1, *self.shape)
+
+    def spectra(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues, float (covariances, d), and eigenvectors in columns, (covariances, d, d), of the covariances.
+
+        Computed in float64 on the CPU, so that they are the same for each device.
+        """
+        factors = self.factors.cpu().double()
+        values, vectors = torch.linalg.eigh(factors @ factors.mT)
+        return values.clamp_min(0).float(), vectors.float()
 
 
 def release_moments(

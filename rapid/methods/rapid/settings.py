@@ -109,8 +109,9 @@ class GenerationSettings(SamplingSettings):
     probe_guidance: float = Field(
         0.0,
         ge=0,
-        description="scale of classifier guidance by the private probe, where there is one; 0 is off; helps where "
-        "the denoiser knows classes less well than the probe",
+        lt=1,
+        description="probability of the wanted class by the private probe, where there is one, up to which it pulls "
+        "images towards that class; 0 is off; helps where the denoiser knows classes less well than the probe",
     )
     start: int | None = Field(
         None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +11,11 @@ from rapid_variants import CPU, make, with_private
 
 from rapid.bundle import Bundle
 from rapid.config.presets import generation_settings
-from rapid.diffusion import Schedule
 from rapid.errors import InputError
 from rapid.methods.rapid.generator import PRIVATE, PUBLIC, Initialisation, RapidGenerator, guided
 from rapid.methods.rapid.knowledge_base import open_knowledge_base
 from rapid.methods.rapid.settings import RapidSettings
-from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
+from rapid.nn import Denoiser, TrajectoryEncoder
 from rapid.probe.network import Probe
 from rapid.sampling.generate import generate
 from rapid.sampling.streams import make_streams
@@ -66,44 +64,6 @@ def test_denoised_latents_stay_within_the_clip_range(private: Bundle) -> None:
     )[1]
     assert float(free.abs().max()) > 2
     assert torch.allclose(free, wide, atol=1e-2)
-
-
-def test_guidance_by_the_probe_is_a_step_up_its_likelihood(private: Bundle) -> None:
-    """Its change of x_0 is compared with difference quotients of log p(label) of decoded images, in float64."""
-    scale, t = 0.7, torch.tensor([300, 600])
-    plain, towards = (make(private, retrieval="none", attempts=1, probe_guidance=s) for s in (0.0, scale))
-    x, labels = torch.randn(2, *plain.latent_shape, generator=torch.Generator().manual_seed(0)), torch.tensor([3, 8])
-    schedule = Schedule.build(private.settings_as(RapidSettings).schedule)
-    before, after = (schedule.denoise(x, some.predict(PRIVATE, x, t, labels), t) for some in (plain, towards))
-    autoencoder = deepcopy(private.component("autoencoder", Autoencoder)).double()
-    probe = deepcopy(private.component("probe", Probe)).double()
-
-    @torch.no_grad()
-    def likelihood(latents: torch.Tensor) -> float:
-        return float(probe(autoencoder.decode(latents)).log_softmax(1)[range(2), labels].sum())
-
-    gradient = (after - before) / (scale * (1 - schedule.signal(t).square()))
-    for direction in torch.randn(3, *x.shape, generator=torch.Generator().manual_seed(1)):
-        step = 1e-5 * direction.double()
-        slope = (likelihood(before.double() + step) - likelihood(before.double() - step)) / 2e-5
-        assert float((gradient * direction).sum()) == pytest.approx(slope, rel=0.02, abs=1e-3)
-
-
-def test_guidance_by_the_probe_makes_more_of_the_wanted_class(private: Bundle) -> None:
-    found = []
-    for scale in (0.0, 50.0):
-        generator = make(private, retrieval="none", probe_guidance=scale)
-        labels = np.arange(40) % 10
-        chances = generator.label(generator.decode(generator.sample(make_streams(1, np.arange(40)), labels)[1]))
-        assert chances is not None
-        found.append(np.log(chances[np.arange(40), labels]).mean())
-    assert found[1] > found[0]
-
-
-def test_a_probe_that_knows_no_classes_does_not_guide(public_bundle: Path) -> None:
-    bundle = Bundle.open(public_bundle, "model")
-    plain, towards = (generate(make(bundle, probe_guidance=scale), 3, seed=1).images for scale in (0.0, 5.0))
-    assert np.array_equal(plain, towards)
 
 
 def test_shapes_and_labels(private: Bundle) -> None:
