@@ -20,14 +20,14 @@ PICTURES = {
     "benchmarks/samples/neighbours.png": "benchmarks/demo/samples/neighbours.png",
     "benchmarks/samples/epsilon-10.png": "benchmarks/blood-cells/samples/epsilon-10.png",
     "benchmarks/letters-mnist/scripts.png": "benchmarks/letters-mnist/samples/scripts.png",
-    "benchmarks/samples/epsilon-10-guided.png": "benchmarks/blood-cells/samples/epsilon-10-guided.png",
+    "benchmarks/samples/epsilon-1.png": "benchmarks/blood-cells/samples/epsilon-1.png",
     "benchmarks/growth.svg": "benchmarks/knowledge-base/growth.svg",
     "benchmarks/samples/rapid-10-probe.png": "benchmarks/methods/samples/rapid-10-probe.png",
     "benchmarks/samples/dp-gan-10.png": "benchmarks/methods/samples/dp-gan-10.png",
     "benchmarks/samples/dpdm-10.png": "benchmarks/methods/samples/dpdm-10.png",
     "benchmarks/samples/dp-diffusion-10.png": "benchmarks/methods/samples/dp-diffusion-10.png",
     "benchmarks/samples/dp-classifier-10.png": "benchmarks/methods/samples/dp-classifier-10.png",
-    "benchmarks/samples/epsilon-10-as-drawn.png": "benchmarks/blood-cells/samples/epsilon-10-as-drawn.png",
+    "benchmarks/samples/epsilon-10-first.png": "benchmarks/blood-cells/samples/epsilon-10-first.png",
 }
 """Pictures of the site, and where they are in the project."""
 MARK = re.compile(r"^<!-- settings: ([a-z_-]+) -->$", re.MULTILINE)
