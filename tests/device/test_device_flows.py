@@ -12,12 +12,12 @@ from device import flows
 from device.child import on_device
 from methods.tiny import TINY
 from safetensors.torch import load_file
+from tests_support import assert_same_images
 
 from rapid.bundle import Bundle
 from rapid.config.sections import MethodSettings
 from rapid.methods import apply_overrides
 from rapid.methods.rapid.settings import RapidSettings
-from rapid.methods.rapid.tones import STEEPEST
 
 CPU = torch.device("cpu")
 SAMPLERS = ("ddim", "pndm", "dpm-solver++")
@@ -43,13 +43,6 @@ def weights(bundle: Path, component: str) -> dict[str, torch.Tensor]:
     return load_file(file)
 
 
-def close(found: object, expected: object, levels: int = 1) -> None:
-    """Images that differ by rounding alone: another order of sums may move a pixel by one level."""
-    first, second = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-    assert first.shape == second.shape
-    assert np.abs(first - second).max() <= levels
-
-
 def test_build_kb_stops_resumes_and_makes_the_bundle_of_a_cpu(
     tmp_path: Path, letters: Path, public_bundle: Path, tiny_settings: RapidSettings
 ) -> None:
@@ -72,9 +65,7 @@ def test_each_private_objective_trains_stops_and_resumes(
     # the probe takes three steps; the second step of the denoiser is the last before it stops
     stop = 5 if objective != "ldm" else 7
     images = on_device(flows.train, public_bundle, digits, tmp_path / "private", chosen, stop)
-    # a curve of tones may make four levels of one
-    levels = STEEPEST if objective == "late" else 1
-    close(images, flows.sample(CPU, tmp_path / "private", [], len(images)), levels)
+    assert_same_images(images, flows.sample(CPU, tmp_path / "private", [], len(images)))
 
 
 @pytest.mark.parametrize("retrieval", RETRIEVALS)
@@ -84,13 +75,13 @@ def test_generate_makes_the_images_of_a_cpu(private_bundle: Path, retrieval: str
         for sampler, more in zip(SAMPLERS, (RETRIEVALS[retrieval], [], []), strict=True)
     ]
     for found, overrides in zip(on_device(flows.sample_many, private_bundle, cases, 3), cases, strict=True):
-        close(found, flows.sample(CPU, private_bundle, overrides, 3))
+        assert_same_images(found, flows.sample(CPU, private_bundle, overrides, 3))
 
 
 def test_a_public_bundle_makes_the_images_of_a_cpu(public_bundle: Path) -> None:
     cases = [["generation.steps=20", "generation.retrieval=class"]]
     (found,) = on_device(flows.sample_many, public_bundle, cases, 3)
-    close(found, flows.sample(CPU, public_bundle, cases[0], 3))
+    assert_same_images(found, flows.sample(CPU, public_bundle, cases[0], 3))
 
 
 def test_the_engine_makes_the_images_of_a_cpu(private_bundle: Path) -> None:
@@ -98,7 +89,7 @@ def test_the_engine_makes_the_images_of_a_cpu(private_bundle: Path) -> None:
     found, record = on_device(flows.serve, private_bundle, counts)
     expected, same = flows.serve(CPU, private_bundle, counts)
     for one, other in zip([*found, record], [*expected, same], strict=True):
-        close(one, other)
+        assert_same_images(one, other)
 
 
 def test_a_device_that_breaks_down_makes_the_server_not_ready(private_bundle: Path) -> None:
@@ -125,7 +116,7 @@ def test_each_method_trains_and_generates(tmp_path: Path, letters: Path, digits:
         base = tmp_path / "base"
         on_device(flows.build, letters, base, settings, 1)
     found = on_device(flows.train, base, digits, tmp_path / "private", settings, 2)
-    close(found, flows.sample(CPU, tmp_path / "private", [], len(found)))
+    assert_same_images(found, flows.sample(CPU, tmp_path / "private", [], len(found)))
 
 
 def test_a_classifier_warms_up_and_mixes_in_public_gradients(tmp_path: Path, letters: Path) -> None:
@@ -133,4 +124,4 @@ def test_a_classifier_warms_up_and_mixes_in_public_gradients(tmp_path: Path, let
     settings = apply_overrides(tree, ["private.public_share=0.5", "private.public_batch=4", "warmup.kept=20"])
     on_device(flows.build, letters, tmp_path / "base", settings, 1)
     found = on_device(flows.train, tmp_path / "base", letters, tmp_path / "private", settings)
-    np.testing.assert_allclose(found, flows.sample(CPU, tmp_path / "private", [], len(found)), atol=1e-5)
+    np.testing.assert_allassert_same_images(found, flows.sample(CPU, tmp_path / "private", [], len(found)), atol=1e-5)

@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from tests_support import assert_same_images
 
 from rapid.methods import open_generator
 from rapid.sampling.generate import generate
@@ -25,12 +26,6 @@ def pixels(png: bytes) -> np.ndarray:
     with Image.open(io.BytesIO(png)) as image:
         assert image.format == "PNG"
         return np.asarray(image)
-
-
-def close(one: np.ndarray, other: np.ndarray) -> None:
-    """Rounding may differ by what else is in the batch."""
-    assert one.shape == other.shape
-    assert np.abs(one.astype(int) - other).max() <= 1
 
 
 def ask(client: httpx.Client, accept: str | None = None, **body: Any) -> httpx.Response:
@@ -50,7 +45,7 @@ def test_json_answer(client: httpx.Client, generator: Generator) -> None:
     assert answer["privacy"]["epsilon"] > 0
     expected = generate(generator, 3, labels=[7, 1, 0], seed=5)
     for text, image in zip(answer["images"], expected.images, strict=True):
-        close(pixels(base64.b64decode(text, validate=True)), image)
+        assert_same_images(pixels(base64.b64decode(text, validate=True)), image)
 
 
 def test_without_labels_all_classes_in_turn(client: httpx.Client) -> None:
@@ -78,7 +73,7 @@ def test_same_request_same_bytes(client: httpx.Client, accept: str) -> None:
 def test_one_png(client: httpx.Client, generator: Generator) -> None:
     response = ask(client, "image/png", count=1, labels=[4], seed=1)
     assert response.headers["content-type"] == "image/png"
-    close(pixels(response.content), generate(generator, 1, labels=[4], seed=1).images[0])
+    assert_same_images(pixels(response.content), generate(generator, 1, labels=[4], seed=1).images[0])
 
 
 def test_a_grid_where_there_are_more(client: httpx.Client, generator: Generator) -> None:
@@ -98,7 +93,7 @@ def test_zip_of_pngs(client: httpx.Client, generator: Generator) -> None:
         assert archive.testzip() is None
         assert archive.namelist() == ["00000-9.png", "00001-9.png", "00002-2.png"]
         for name, image in zip(archive.namelist(), expected.images, strict=True):
-            close(pixels(archive.read(name)), image)
+            assert_same_images(pixels(archive.read(name)), image)
 
 
 @pytest.mark.parametrize("accept", ["application/json", "image/png", "application/zip"])

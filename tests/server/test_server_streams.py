@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from tests_support import numbers
+from tests_support import assert_same_images, numbers
 
 from rapid.methods import open_generator
 from rapid.sampling.generate import generate
@@ -58,7 +58,7 @@ def test_each_image_as_it_is_made(client: httpx.Client, generator: Generator, ac
     for image in images:
         assert image["count"] == 40
         assert image["label"] == str(4 + image["index"] % 4)
-        assert np.abs(pixels(image["image"]) - expected[image["index"]]).max() <= 1
+        assert_same_images(pixels(image["image"]), expected[image["index"]])
 
 
 def test_the_first_images_come_before_the_last_are_made(application: Any, serving: Any) -> None:
@@ -80,7 +80,7 @@ def test_a_zip_is_streamed_in_order(client: httpx.Client, generator: Generator) 
         assert archive.testzip() is None
         assert archive.namelist() == [f"{number:05d}-{number % 10}.png" for number in range(60)]
         for name, image in zip(archive.namelist(), expected, strict=True):
-            assert np.abs(pixels(archive.read(name)) - image).max() <= 1
+            assert_same_images(pixels(archive.read(name)), image)
 
 
 @pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson", "application/zip"])
@@ -158,9 +158,9 @@ def test_steps(application: Any, serving: Any, generator: Generator, private_bun
             after = numbers(client)["rapid_batch_occupancy_sum", generator.bundle.path.name]
             rows.append(round((after - before) * 8))
             before = after
-    assert np.abs(found[0] - found[1]).max() <= 1
+    assert_same_images(found[0], found[1])
     few = open_generator(private_bundle, "cpu", ["generation.attempts=1", "generation.steps=2"])
-    assert np.abs(found[2] - generate(few, 2, [3, 4], 1).images).max() <= 1
+    assert_same_images(found[2], generate(few, 2, [3, 4], 1).images)
     assert rows == [2 * generator.calls(steps) for steps in (None, None, 2)]
     assert rows[2] < rows[0]
 
@@ -194,9 +194,9 @@ def test_several_models(application: Any, generator: Generator, public_bundle: P
     assert other["privacy"] is None
     assert other["labels"][:2] == [public.classes[0], public.classes[1]]
     for text, image in zip(other["images"], generate(public, 20, seed=1).images, strict=True):
-        assert np.abs(pixels(text) - image).max() <= 1
+        assert_same_images(pixels(text), image)
     for text, again in zip(private["images"], first["images"], strict=True):
-        assert np.abs(pixels(text) - pixels(again)).max() <= 1
+        assert_same_images(pixels(text), pixels(again))
 
 
 def test_the_common_form(client: httpx.Client, generator: Generator) -> None:
@@ -213,7 +213,7 @@ def test_the_common_form(client: httpx.Client, generator: Generator) -> None:
     expected = generate(generator, 3, [7, 7, 7], 4).images
     for one, image in zip(content["data"], expected, strict=True):
         assert one["revised_prompt"] == "7"
-        assert np.abs(pixels(one["b64_json"]) - image).max() <= 1
+        assert_same_images(pixels(one["b64_json"]), image)
     every = client.post(url, json={"prompt": "any", "n": 3}).json()["data"]
     assert [one["revised_prompt"] for one in every] == ["0", "1", "2"]
     assert len(client.post(url, json={"prompt": "1"}).json()["data"]) == 1
@@ -251,5 +251,5 @@ def test_the_probe_chooses(application: Any, private_bundle: Path, serving: Any)
         filled = client.post("/generate", json={"count": 4, "seed": 5, "labels": [label - 1] * 4}).json()
     expected = generate(probed, 20, [label] * 20, 5).images
     for text, image in zip(taken["images"], expected, strict=True):
-        assert np.abs(pixels(text) - image).max() <= 1
+        assert_same_images(pixels(text), image)
     assert len(filled["images"]) == 4

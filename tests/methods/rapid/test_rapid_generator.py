@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from rapid_variants import CPU, make, with_private
+from tests_support import assert_same_images
 
 from rapid.bundle import Bundle
 from rapid.config.presets import generation_settings
@@ -46,9 +47,9 @@ def test_image_n_of_a_seed_does_not_depend_on_the_batch(private: Bundle, sampler
     assert whole.images.tobytes() == again.images.tobytes()
     for size in (1, 4):
         parts = generate(make(private, sampler=sampler, batch_size=size), 13, seed=11)
-        assert abs(parts.images.astype(int) - whole.images).max() <= 1
+        assert_same_images(parts.images, whole.images)
     plain, first = (generate(make(private, sampler=sampler, attempts=1), count, seed=11) for count in (13, 1))
-    assert abs(first.images.astype(int) - plain.images[:1]).max() <= 1
+    assert_same_images(first.images, plain.images[:1])
     assert (generate(make(private, sampler=sampler), 13, seed=12).images != whole.images).any()
 
 
@@ -199,7 +200,7 @@ def test_record_images(private: Bundle) -> None:
     generator = make(private)
     images = generator.record_images(np.arange(generator.records))
     assert images.shape == (generator.records, 32, 32)
-    assert abs(generator.record_images(np.array([1]))[0].astype(int) - images[1]).max() <= 1
+    assert_same_images(generator.record_images(np.array([1]))[0], images[1])
     for bad in (-1, generator.records):
         with pytest.raises(InputError) as caught:
             generator.record_images(np.array([0, bad]))
