@@ -159,3 +159,13 @@ class Denoiser(StoredNetwork):
     def null_labels(self, count: int) -> Tensor:
         """`count` labels of the null class, int64 (count,), on the device of the weights."""
         return torch.full((count,), self.num_classes, dtype=torch.int64, device=self.class_table.weight.device)
+
+
+def guided(denoiser: Denoiser, x: Tensor, t: Tensor, labels: Tensor, scale: float) -> Tensor:
+    """Classifier-free guidance: eps_null + scale (eps_label - eps_null); one network call if scale is 1."""
+    if scale == 1:
+        return denoiser(x, t, labels)
+    null = denoiser.null_labels(len(x))
+    both = denoiser(torch.cat([x, x]), torch.cat([t, t]), torch.cat([labels, null]))
+    conditional, unconditional = both.chunk(2)
+    return unconditional + scale * (conditional - unconditional)

@@ -15,6 +15,7 @@ from rapid.methods.dp_diffusion.networks import build_schedule, from_patches
 from rapid.methods.dp_diffusion.public_stage import DENOISER
 from rapid.methods.dp_diffusion.settings import DpDiffusionSettings, PixelSamplingSettings
 from rapid.nn import Denoiser
+from rapid.nn.denoiser import guided
 from rapid.runtime import place
 from rapid.sampling.linear_trajectories import Entry, LinearTrajectories, Phase, Route
 from rapid.sampling.streams import Streams, normal
@@ -27,6 +28,9 @@ class PixelGenerator:
         bundle: a public or a private bundle.
         device: where the network runs.
         settings: of generation; default: the bundle's own.
+
+    Raises:
+        InputError: guidance of a model that has no classes, or was never trained with the null class.
     """
 
     attempts = 1
@@ -41,6 +45,11 @@ class PixelGenerator:
         self._denoiser = place(bundle.component(DENOISER, Denoiser), device)
         # a public bundle may have labelled images, but a network that was not told their classes
         self.classes: tuple[str, ...] = bundle.classes if self._denoiser.num_classes else ()
+        dropout = max(own.denoiser.label_dropout * own.denoiser.pretrained, own.private.label_dropout)
+        if self.settings.guidance != 1 and not (self.classes and dropout):
+            # there are not both a class and the null class to compare
+            problem = "needs a model with classes and private.label_dropout above 0; use 1"
+            raise InputError("generation.guidance", problem, self.settings.guidance)
         self._schedule = build_schedule(own.schedule).to(device)
         self._routes: dict[int, Route] = {}
 
@@ -60,7 +69,7 @@ class PixelGenerator:
         return self.settings.batch_size
 
     def calls(self, steps: int | None = None) -> int:
-        """Network calls of one image."""
+        """Network calls of one image; with guidance each is for two images."""
         return sum(len(phase.networks) for phase in self.route(steps))
 
     def trajectories(self) -> LinearTrajectories:
@@ -103,5 +112,6 @@ class PixelGenerator:
     @torch.no_grad()
     def predict(self, network: str, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
         """The noise in x_t; see `LinearModel`."""
-        noise = self._denoiser(x, t, self._denoiser.null_labels(len(x)) if labels is None else labels)
+        y = self._denoiser.null_labels(len(x)) if labels is None else labels
+        noise = guided(self._denoiser, x, t, y, self.settings.guidance)
         return self._schedule.clipped_noise(x, noise, t, self.settings.clip_range)

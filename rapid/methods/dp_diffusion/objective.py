@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from rapid.data import to_unit_range
@@ -26,6 +27,8 @@ class Draws(NamedTuple):
     """Timesteps, int64 (n,)."""
     eps: Tensor
     """Noise, float (n, c, h, w)."""
+    dropped: Tensor
+    """Rows that are trained with the null class, bool (n,)."""
 
 
 class PrivateObjective:
@@ -55,7 +58,8 @@ class PrivateObjective:
         views = self.randomness.uniform(count * DRAWS).view(count, DRAWS)
         t = self.mixture.quantile(self.randomness.uniform(count))
         eps = self.randomness.normal(math.prod(shape)).view(shape)
-        return Draws(views.to(self._device), t.to(self._device), eps.to(self._device))
+        dropped = self.randomness.uniform(count) <= self.settings.private.label_dropout
+        return Draws(views.to(self._device), t.to(self._device), eps.to(self._device), dropped.to(self._device))
 
     def losses(self, images: Tensor, labels: Tensor, draws: Draws) -> Tensor:
         """Losses of rows, float (n,), for given draws.
@@ -67,7 +71,8 @@ class PrivateObjective:
         """
         views = random_views(to_unit_range(images.numpy(), self._device), draws.views, self.settings.private.views)
         x = to_patches(views, self.settings.denoiser.patch)
-        return noise_prediction_loss(self.denoiser, self.schedule, x, labels, draws.t, draws.eps)
+        y = torch.where(draws.dropped, self.denoiser.num_classes, labels)
+        return noise_prediction_loss(self.denoiser, self.schedule, x, y, draws.t, draws.eps)
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
         """Losses of rows with fresh draws, float (n,)."""

@@ -78,15 +78,24 @@ class DpDiffusionPrivateSettings(DpSgdSettings):
         "constant", description="constant: the paper; cosine: a short warm-up, then down to a tenth"
     )
     timesteps: MixtureSettings = MixtureSettings(weights=(0.015, 0.785, 0.2), breaks=(0, 30, 600, 1000))
+    label_dropout: float = Field(
+        0.0, ge=0, le=1, description="share of draws trained with the null class, for guidance; the paper has none"
+    )
     views: ViewSettings = ViewSettings()
     overlap: OverlapSettings = OverlapSettings()
 
 
 class PixelSamplingSettings(SamplingSettings):
-    """How images are sampled. There is no guidance: in the paper it made images worse."""
+    """How images are sampled."""
 
     sampler: Literal["ddim", "pndm", "dpm-solver++"] = "dpm-solver++"
     steps: int = Field(20, ge=1, description="network calls from T to 0; T // steps apart: a rest makes more of them")
+    guidance: float = Field(
+        1.0,
+        ge=0,
+        description="classifier-free guidance scale, 1 is off: in the paper it made images worse; train with "
+        "private.label_dropout > 0",
+    )
     attempts: int = Field(1, ge=1, le=1, description="candidates for an image: there is no probe to choose among them")
     clip_range: float | None = Field(
         1.0,

@@ -23,7 +23,7 @@ from rapid.methods.rapid.neighbours import ClassRecords, choose_neighbours
 from rapid.methods.rapid.parts import Parts
 from rapid.methods.rapid.search import Search, open_search
 from rapid.methods.rapid.settings import GenerationSettings
-from rapid.nn import Denoiser
+from rapid.nn.denoiser import guided
 from rapid.precision import exact_float32
 from rapid.runtime import place
 from rapid.sampling.linear_trajectories import Entry, LinearTrajectories, Phase, Route
@@ -374,13 +374,3 @@ class RapidGenerator(RapidSampler):
         parts = Parts.of(bundle)
         super().__init__(parts, device, settings or parts.settings.generation)
         self.bundle = bundle
-
-
-def guided(denoiser: Denoiser, x: Tensor, t: Tensor, labels: Tensor, scale: float) -> Tensor:
-    """Classifier-free guidance: eps_null + scale (eps_label - eps_null); one network call if scale is 1."""
-    if scale == 1:
-        return denoiser(x, t, labels)
-    null = denoiser.null_labels(len(x))
-    both = denoiser(torch.cat([x, x]), torch.cat([t, t]), torch.cat([labels, null]))
-    conditional, unconditional = both.chunk(2)
-    return unconditional + scale * (conditional - unconditional)

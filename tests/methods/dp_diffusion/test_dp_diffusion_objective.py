@@ -49,9 +49,10 @@ def abar_of(settings: DpDiffusionSettings) -> np.ndarray:
 
 def test_losses_are_those_of_algorithm_1() -> None:
     """Draw by draw: view by slices, x_t from the betas, the mean squared error of the noise over all pixels."""
-    settings = tiny(*VIEWS)
+    settings = tiny(*VIEWS, "private.label_dropout=0.5")
     objective, (images, labels) = objective_of(settings), rows(settings, 6)
-    draws = objective.draw(6)
+    draws = objective.draw(6)._replace(dropped=torch.tensor([False, True, False, True, False, False]))
+    classes = torch.where(draws.dropped, objective.denoiser.num_classes, labels)
     found = objective.losses(images, labels, draws)
     abar, patch = abar_of(settings), settings.denoiser.patch
     for row in range(6):
@@ -64,7 +65,7 @@ def test_losses_are_those_of_algorithm_1() -> None:
         eps = from_patches(draws.eps[row : row + 1], patch)
         a = abar[draws.t[row]]
         noisy = a**0.5 * view + (1 - a) ** 0.5 * eps
-        predicted = objective.denoiser(to_patches(noisy.float(), patch), draws.t[row : row + 1], labels[row : row + 1])
+        predicted = objective.denoiser(to_patches(noisy.float(), patch), draws.t[row : row + 1], classes[row : row + 1])
         expected = (from_patches(predicted, patch) - eps).square().mean()
         torch.testing.assert_close(found[row], expected, rtol=1e-4, atol=1e-5)
 
@@ -79,12 +80,17 @@ def test_patches_are_the_same_pixels() -> None:
 
 
 def test_draws_are_independent_and_as_the_mixture_says() -> None:
-    settings = tiny("private.timesteps={weights: [0.1, 0.6, 0.3], breaks: [0, 100, 700, 1000]}", "image.size=8")
+    settings = tiny(
+        "private.timesteps={weights: [0.1, 0.6, 0.3], breaks: [0, 100, 700, 1000]}",
+        "image.size=8",
+        "private.label_dropout=0.1",
+    )
     draws = objective_of(settings).draw(40_000)
     parts = np.histogram(draws.t.numpy(), [1, 101, 701, 1001])[0]
     assert stats.chisquare(parts, [4000, 24_000, 12_000]).pvalue > 1e-5
     assert stats.kstest(draws.views.numpy().flatten(), "uniform").pvalue > 1e-5
     assert stats.kstest(draws.eps[:2000].numpy().flatten(), "norm").pvalue > 1e-5
+    assert stats.binomtest(int(draws.dropped.sum()), 40_000, 0.1).pvalue > 1e-5
     # rows of one example, too: nothing is shared among them
     assert abs(np.corrcoef(draws.t[::2], draws.t[1::2])[0, 1]) < 0.03
     assert abs(np.corrcoef(draws.views[::2, 0], draws.views[1::2, 0])[0, 1]) < 0.03

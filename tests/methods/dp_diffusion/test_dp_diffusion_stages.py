@@ -176,6 +176,25 @@ def test_images_do_not_depend_on_the_batch(base: Bundle) -> None:
     assert not np.array_equal(generate(generator, 5, labels[::-1], seed=7).images, whole.images)
 
 
+def test_guidance(base: Bundle, letters: Path, tmp_path: Path) -> None:
+    """Scale 0 is the null class whatever the label, 1 the label alone, and larger scales extrapolate."""
+    denoiser = base.component("denoiser", Denoiser)
+    usual = base.settings_as(DpDiffusionSettings).generation
+    scales = [usual.model_copy(update={"guidance": scale}) for scale in (0.0, 1.0, 2.5)]
+    generators = [PixelGenerator(base, CPU, settings) for settings in scales]
+    x, t, labels = torch.randn(3, *generators[0].latent_shape), torch.tensor([100, 500, 900]), torch.tensor([0, 1, 2])
+    with torch.no_grad():
+        alone, null = denoiser(x, t, labels), denoiser(x, t, denoiser.null_labels(3))
+        for generator, expected in zip(generators, (null, alone, null + 2.5 * (alone - null)), strict=True):
+            clipped = generator._schedule.clipped_noise(x, expected, t, 1.0)
+            torch.testing.assert_close(generator.predict("denoiser", x, t, labels), clipped, rtol=1e-3, atol=1e-4)
+            if generator.settings.guidance == 0:
+                torch.testing.assert_close(generator.predict("denoiser", x, t, None), clipped, rtol=1e-3, atol=1e-4)
+    only_labelled = made(letters, tmp_path / "labelled", "denoiser.label_dropout=0")
+    with pytest.raises(InputError, match=r"generation\.guidance.*label_dropout"):
+        generator_of(only_labelled, CPU, ["generation.guidance=2"])
+
+
 def test_unlabelled_images_on_both_sides(tmp_path: Path, letters: Path, digits: Path) -> None:
     plain = tmp_path / "plain.npz"
     np.savez(plain, images=np.load(digits)["images"])

@@ -13,10 +13,11 @@ from tests_support import assert_same_images
 from rapid.bundle import Bundle
 from rapid.config.presets import generation_settings
 from rapid.errors import InputError
-from rapid.methods.rapid.generator import PRIVATE, PUBLIC, Initialisation, RapidGenerator, guided
+from rapid.methods.rapid.generator import PRIVATE, PUBLIC, Initialisation, RapidGenerator
 from rapid.methods.rapid.knowledge_base import open_knowledge_base
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser, TrajectoryEncoder
+from rapid.nn.denoiser import guided
 from rapid.probe.network import Probe
 from rapid.sampling.generate import generate
 from rapid.sampling.streams import make_streams
