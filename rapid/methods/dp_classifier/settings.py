@@ -81,11 +81,11 @@ class ClassifierPrivateSettings(DpSgdSettings):
     """The private stage."""
 
     expected_batch: int = Field(1024, ge=1)
-    steps: int = Field(300, ge=1)
+    steps: int = Field(750, ge=1)
     learning_rate: float = Field(0.3, gt=0)
     optimizer: Literal["adam", "momentum"] = Field("momentum", description="momentum: gradient descent, momentum 0.9")
     multiplicity: int = Field(
-        4, ge=1, description="views of an image whose gradients are averaged before clipping; the paper: 16"
+        1, ge=1, description="views of an image whose gradients are averaged before clipping; the paper: 16"
     )
     physical_batch: PhysicalBatch = Field(
         512, description="views in memory at a time, or auto, as many as fit: never changes what is released"

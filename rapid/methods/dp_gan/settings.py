@@ -51,7 +51,7 @@ class DpGanPrivateSettings(DpSgdSettings):
         0.98, ge=0, lt=1, description="of an average of the generator's weights, by generator step; 0: none, the paper"
     )
     discriminator_steps: int | None = Field(
-        2, ge=1, description="n_D, discriminator steps a generator step; null: adaptive"
+        10, ge=1, description="n_D, discriminator steps a generator step; null: adaptive"
     )
     controller: ControllerSettings = ControllerSettings(decay=0.95)
 
