@@ -51,7 +51,7 @@ class Recipe:
 
 
 RECIPES = {
-    "rapid": Recipe("rapid", "scripts-demo", public=True, networks="builtin:scripts"),
+    "rapid": Recipe("rapid", "scripts", public=True, networks="builtin:scripts"),
     "rapid-auto": Recipe("rapid", None, public=True),
     "dpdm": Recipe("dpdm", "dpdm-small", public=False),
     "dp-gan": Recipe("dp-gan", "dp-gan-small", public=False),
