@@ -11,6 +11,7 @@ the inner products of a convolution's patches are computed as sums of those of i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Self
@@ -80,9 +81,8 @@ class Factors:
         """sum_i factor_i gradients_i of (N, ...), float64; sets gradients that are not finite to 0 in place."""
         rows = gradients.flatten(1).index_fill_(0, self._dropped, 0)
         total = rows.new_zeros(rows.shape[1], dtype=torch.float64)
-        # a piece in float64 should stay in the cache
-        size = max(1, CHUNK // max(1, rows.shape[1]))
-        for part, values in zip(rows.split(size), self.values.split(size), strict=True):
+        parts = _in_cache(rows)
+        for part, values in zip(parts, self.values.split(len(parts[0])), strict=True):
             total.addmv_(part.double().T, values)
         return total.view(gradients.shape[1:])
 
@@ -111,8 +111,10 @@ class Direct(Gradient):
 
     def norms_squared(self) -> Tensor:
         """See `Gradient`."""
-        norms: Tensor = torch.linalg.vector_norm(self.gradients.flatten(1), dim=1, dtype=torch.float64)
-        return norms.square()
+        rows = self.gradients.flatten(1)
+        # in pieces, because torch first makes a copy of all in float64
+        parts = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in _in_cache(rows)]
+        return torch.cat(parts).square_()
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
@@ -347,6 +349,12 @@ def _inner(first: Tensor, second: Tensor, count: int | None = None) -> Tensor:
     lengths = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt().sum(1, dtype=torch.float64)
     bound = inner.addcmul_(lengths, lengths, value=CANCELLATION * torch.finfo(first.dtype).eps)
     return bound if count is None else bound.view(count, -1).sum(1)
+
+
+def _in_cache(rows: Tensor) -> Sequence[Tensor]:
+    """Parts of rows (N, n), N > 0, that stay in the cache in float64, too; all but the last have as many rows."""
+    parts: Sequence[Tensor] = rows.split(max(1, CHUNK // max(1, rows.shape[1])))
+    return parts
 
 
 def in_full_precision(x: Tensor) -> Tensor:
