@@ -45,10 +45,12 @@ class PixelGenerator:
         self._denoiser = place(bundle.component(DENOISER, Denoiser), device)
         # a public bundle may have labelled images, but a network that was not told their classes
         self.classes: tuple[str, ...] = bundle.classes if self._denoiser.num_classes else ()
-        dropout = max(own.denoiser.label_dropout * own.denoiser.pretrained, own.private.label_dropout)
+        dropout = own.denoiser.label_dropout * own.denoiser.pretrained
+        if bundle.config.kind == "private":
+            dropout = max(dropout, own.private.label_dropout)
         if self.settings.guidance != 1 and not (self.classes and dropout):
             # there are not both a class and the null class to compare
-            problem = "needs a model with classes and private.label_dropout above 0; use 1"
+            problem = "needs a model with classes, trained with label_dropout above 0; use 1"
             raise InputError("generation.guidance", problem, self.settings.guidance)
         self._schedule = build_schedule(own.schedule).to(device)
         self._routes: dict[int, Route] = {}

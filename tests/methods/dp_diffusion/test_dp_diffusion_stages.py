@@ -190,7 +190,8 @@ def test_guidance(base: Bundle, letters: Path, tmp_path: Path) -> None:
             torch.testing.assert_close(generator.predict("denoiser", x, t, labels), clipped, rtol=1e-3, atol=1e-4)
             if generator.settings.guidance == 0:
                 torch.testing.assert_close(generator.predict("denoiser", x, t, None), clipped, rtol=1e-3, atol=1e-4)
-    only_labelled = made(letters, tmp_path / "labelled", "denoiser.label_dropout=0")
+    # dropout of a private stage that never ran trains no null class
+    only_labelled = made(letters, tmp_path / "labelled", "denoiser.label_dropout=0", "private.label_dropout=0.1")
     with pytest.raises(InputError, match=r"generation\.guidance.*label_dropout"):
         generator_of(only_labelled, CPU, ["generation.guidance=2"])
 
@@ -205,7 +206,8 @@ def test_unlabelled_images_on_both_sides(tmp_path: Path, letters: Path, digits: 
     generator = open_generator(model.path, "cpu")
     assert generator.classes == ()
     assert generate(generator, 3, seed=1).labels is None
-    only_labelled = made(letters, tmp_path / "labelled", "denoiser.label_dropout=0")
+    # dropout of a private stage that never ran trains no null class
+    only_labelled = made(letters, tmp_path / "labelled", "denoiser.label_dropout=0", "private.label_dropout=0.1")
     with pytest.raises(InputError, match="trained with labels alone"):
         trained(only_labelled, plain, tmp_path / "none")
     assert not (tmp_path / "none").exists()
