@@ -114,7 +114,8 @@ class Direct(Gradient):
         rows = self.gradients.flatten(1)
         # in pieces, because torch first makes a copy of all in float64
         parts = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in _in_cache(rows)]
-        return torch.cat(parts).square_()
+        norms = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return norms.square_()
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
