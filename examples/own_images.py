@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rapid.bundle.card import privacy_in_words
 from rapid.bundle.info import provenance
+from rapid.data import PrivateImages
 from rapid.data.export import write_samples
 from rapid.methods import load_settings, open_generator
 from rapid.runtime import choose_device
@@ -31,7 +32,7 @@ def main() -> None:
     public = build_public_bundle([options.public], options.out / "public", settings, device, resume=True)
     private = train_private_bundle(
         public.path,
-        options.private,
+        PrivateImages(options.private),
         options.out / "private",
         settings,
         epsilon=options.epsilon,

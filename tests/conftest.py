@@ -15,7 +15,7 @@ from methods.tiny import TINY as METHODS
 from tests_support import TINY, export_networks
 
 from rapid.bundle import Bundle
-from rapid.data import load_images, sample_path
+from rapid.data import PrivateImages, load_images, sample_path
 from rapid.methods import apply_overrides, load_settings
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.stages.private import train_private_bundle
@@ -97,7 +97,7 @@ def private_bundle(
     """A finished tiny private bundle with the classes 0 to 9."""
     out = tmp_path_factory.mktemp("bundles") / "private"
     return train_private_bundle(
-        public_bundle, digits, out, tiny_settings, epsilon=10.0, delta=None, device=CPU, resume=False
+        public_bundle, PrivateImages(digits), out, tiny_settings, epsilon=10.0, delta=None, device=CPU, resume=False
     ).path
 
 
@@ -106,7 +106,9 @@ def classifier_bundle(tmp_path_factory: pytest.TempPathFactory, digits: Path) ->
     """A finished tiny private bundle of a classifier with the classes 0 to 9."""
     out = tmp_path_factory.mktemp("classifiers") / "classifier"
     chosen = apply_overrides(METHODS["dp-classifier"]["settings"] | {"method": "dp-classifier"}, [])
-    return train_private_bundle(None, digits, out, chosen, epsilon=8.0, delta=None, device=CPU, resume=False).path
+    return train_private_bundle(
+        None, PrivateImages(digits), out, chosen, epsilon=8.0, delta=None, device=CPU, resume=False
+    ).path
 
 
 @pytest.fixture(scope="session")

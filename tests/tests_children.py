@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from rapid.bundle import Bundle
 from rapid.config.sections import MethodSettings, Training
+from rapid.data import PrivateImages
 from rapid.stages.private import train_private_bundle
 from rapid.stopping import stop_on_signal
 from rapid.training import Checkpoint, RunFolder
@@ -28,8 +29,8 @@ from rapid.training.public import train
 def train_privately(base: Path | None, private: Path, out: Path, settings: MethodSettings, ledger: Path) -> Bundle:
     """Begin the run in `out`, or go on with it."""
     bundle = train_private_bundle(
-        base, private, out, settings, epsilon=2.0, delta=1e-4, device=torch.device("cpu"), resume=out.exists(),
-        ledger=ledger,
+        base, PrivateImages(private), out, settings, epsilon=2.0, delta=1e-4, device=torch.device("cpu"),
+        resume=out.exists(), ledger=ledger,
     )  # fmt: skip
     assert bundle is not None
     return bundle

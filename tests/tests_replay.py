@@ -27,7 +27,7 @@ from tests_tracing import Place, first_difference, places_executed
 from torch import Tensor
 
 from rapid.config.sections import MethodSettings
-from rapid.data import ImageSet
+from rapid.data import ImageSet, PrivateImages
 from rapid.dp import PrivateAccess, PrivateTensor, access
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.methods import apply_overrides
@@ -187,8 +187,8 @@ class Stage:
             patch.chdir(place)
             with places_executed() as executed:
                 bundle = train_private_bundle(
-                    self.base, private, Path("out"), settings, epsilon=self.epsilon, delta=self.delta, device=CPU,
-                    resume=False, ledger=Path("ledger.jsonl"),
+                    self.base, PrivateImages(private), Path("out"), settings, epsilon=self.epsilon, delta=self.delta,
+                    device=CPU, resume=False, ledger=Path("ledger.jsonl"),
                 )  # fmt: skip
         assert bundle is not None
         return Run(

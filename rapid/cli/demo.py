@@ -15,7 +15,7 @@ from rapid.bundle import Bundle
 from rapid.bundle.card import privacy_in_words
 from rapid.bundle.networks import open_networks
 from rapid.config.presets import networks_settings
-from rapid.data import sample_path
+from rapid.data import PrivateImages, sample_path
 from rapid.files import replacing
 from rapid.methods.rapid import METHOD
 from rapid.methods.rapid.generator import RapidGenerator
@@ -63,7 +63,7 @@ def run_demo(out: Path, device: torch.device, networks: Bundle, overrides: Seque
     print(f"2/3 private stage: handwritten digits, epsilon {as_typed(EPSILON)} -> {out / 'private'}", flush=True)
     private = train_private_bundle(
         public.path,
-        sample_path("digits"),
+        PrivateImages(sample_path("digits")),
         out / "private",
         chosen,
         epsilon=EPSILON,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from rapid.data.classes import read_classes
-from rapid.data.units import PeopleFrom
+from rapid.cli.train import private_images
 from rapid.errors import InputError, PrivacyRefused
 from rapid.release import Request, decide, new_key, read_policy, read_private_key, read_public_key, verify
 from rapid.release.report import JSON, PAGE, SIGNATURE
@@ -36,16 +35,11 @@ def _decide(options: argparse.Namespace) -> None:
             raise InputError(field, "is missing; a report needs --model, --policy and --out")
     if options.public_key is not None:
         raise InputError("public_key", "is for --verify; a report is signed with --key")
-    people = PeopleFrom(options.unit_column) if options.unit_folders or options.unit_column is not None else None
     request = Request(
         model=options.model,
         policy=read_policy(options.policy),
         out=options.out,
-        private=options.private,
-        classes=None if options.classes is None else read_classes(options.classes),
-        people=people,
-        show_paths=options.show_paths,
-        label_column=options.label_column,
+        private=None if options.private is None else private_images(options),
         ledger=options.ledger,
         synthetic=options.synthetic,
         count=options.count,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 
 from rapid.bundle import Bundle
@@ -14,7 +13,7 @@ from rapid.cli.build import MINUTES, settings_without_base
 from rapid.cli.tables import plan_table
 from rapid.config.presets import private_settings
 from rapid.config.sections import DpSgdSettings, MethodSettings
-from rapid.data import ImageSet, load_images
+from rapid.data import ImageSet, PrivateImages
 from rapid.data.classes import UNDECLARED, read_classes
 from rapid.data.units import ONE_IMAGE, ONE_PERSON, PeopleFrom
 from rapid.dp import PublicFacts, Ranks, default_delta
@@ -42,19 +41,10 @@ def plan(options: argparse.Namespace) -> None:
         else _settings_on(base, options.preset, options.overrides)
     )
     method = find_method(settings.method)
-    classes, images = classes_of(options), None
-    if options.private is not None:
-        images = load_images(
-            options.private,
-            "private",
-            classes,
-            show_paths=options.show_paths,
-            people=people_of(options),
-            label_column=options.label_column,
-        )
-        if not images.declared:
-            warnings.warn(UNDECLARED, stacklevel=2)
-    facts = _facts(options, images, classes)
+    images = None if options.private is None else private_images(options).load()
+    if images is not None and not images.declared:
+        warnings.warn(UNDECLARED, stacklevel=2)
+    facts = _facts(options, images)
     numbers_of = settings.private
     if not isinstance(numbers_of, DpSgdSettings):
         raise InputError("base" if base else "preset", f"{method.name} has no batches and steps to compare")
@@ -114,7 +104,7 @@ def train_private(options: argparse.Namespace) -> None:
     with Ranks.join(device) as ranks:
         bundle = train_private_bundle(
             options.base,
-            options.private,
+            ranks.all_or_none(lambda: private_images(options)),
             options.out,
             ranks.all_or_none(lambda: settings_of_run(options.base, options)),
             epsilon=options.epsilon,
@@ -123,11 +113,7 @@ def train_private(options: argparse.Namespace) -> None:
             resume=options.resume,
             ranks=ranks,
             ledger=options.ledger,
-            classes=ranks.all_or_none(lambda: classes_of(options)),
             automatic=ranks.all_or_none(lambda: _automatic(options)),
-            show_paths=options.show_paths,
-            people=people_of(options),
-            label_column=options.label_column,
         )
     if bundle is None:
         return
@@ -152,12 +138,23 @@ def _automatic(options: argparse.Namespace) -> PrivateChoice | None:
     return TimedSteps(options.base, options.out, tuple(options.overrides), options.minutes, print)
 
 
-def classes_of(options: argparse.Namespace) -> tuple[str, ...] | None:
+def private_images(options: argparse.Namespace) -> PrivateImages:
+    """--private, with the flags that say how to read it."""
+    return PrivateImages(
+        options.private,
+        classes=_classes(options),
+        people=_people(options),
+        label_column=options.label_column,
+        show_paths=options.show_paths,
+    )
+
+
+def _classes(options: argparse.Namespace) -> tuple[str, ...] | None:
     """Those of --classes, if it is given."""
     return None if options.classes is None else read_classes(options.classes)
 
 
-def people_of(options: argparse.Namespace) -> PeopleFrom | None:
+def _people(options: argparse.Namespace) -> PeopleFrom | None:
     """What --unit-column or --unit-folders says; None: the unit is one image."""
     return PeopleFrom(options.unit_column) if options.unit_folders or options.unit_column is not None else None
 
@@ -180,12 +177,12 @@ def _settings_on(base: Bundle, preset: str | None, overrides: list[str]) -> Meth
     return private_settings(settings, None if preset == PRESET else preset, overrides)
 
 
-def _facts(options: argparse.Namespace, images: ImageSet | None, classes: Sequence[str] | None) -> PublicFacts:
+def _facts(options: argparse.Namespace, images: ImageSet | None) -> PublicFacts:
     """Those of the images, or of `size` images or people of these classes; of ten if they are not declared."""
     if images is not None:
         return PublicFacts.of(images)
-    size, unit = options.size, ONE_IMAGE if people_of(options) is None else ONE_PERSON
+    size, unit = options.size, ONE_IMAGE if _people(options) is None else ONE_PERSON
     if size is None or size < 1:
         counted = "people" if unit == ONE_PERSON else "private images"
         raise InputError("size", f"must be the number of {counted}, at least 1", size)
-    return PublicFacts(size, tuple(classes or map(str, range(CLASSES))), (), unit)
+    return PublicFacts(size, tuple(_classes(options) or map(str, range(CLASSES))), (), unit)

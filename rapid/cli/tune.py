@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from rapid.bundle.card import privacy_in_words
-from rapid.cli.train import classes_of, people_of, settings_of_run
+from rapid.cli.train import private_images, settings_of_run
 from rapid.config.sections import MethodSettings
 from rapid.dp.selection import Selection
 from rapid.dp.trials import LARGEST_MEAN, LARGEST_SHAPE, Trials
@@ -39,7 +39,7 @@ def tune(options: argparse.Namespace) -> None:
     print(f"planning the noise of {len(candidates)} candidates", file=sys.stderr, flush=True)
     bundle = tune_private_bundle(
         options.base,
-        options.private,
+        private_images(options),
         options.out,
         candidates,
         scoring,
@@ -49,10 +49,6 @@ def tune(options: argparse.Namespace) -> None:
         device=choose_device(options.device),
         resume=options.resume,
         ledger=options.ledger,
-        classes=classes_of(options),
-        show_paths=options.show_paths,
-        people=people_of(options),
-        label_column=options.label_column,
         planned=_announce,
     )
     assert bundle.privacy is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid.bundle import Bundle
-from rapid.data import ImageSet, fit_images, load_images
-from rapid.data.units import ONE_PERSON, PeopleFrom, plural
+from rapid.data import ImageSet, PrivateImages, fit_images, load_images
+from rapid.data.units import ONE_PERSON, plural
 from rapid.dp.ledger import default_path
 from rapid.errors import InputError
 from rapid.release import accounts, audits, membership, nearness
@@ -31,10 +30,6 @@ class Request:
         policy: what it must fulfil.
         out: folder of the report.
         private: the images that it was trained on; None leaves ledger and near-copies unmeasured.
-        classes: declared class names of `private`.
-        people: where `private` says whose image each is.
-        show_paths: name private files in error messages.
-        label_column: see `load_images`.
         ledger: the ledger of `private`; default: `rapid.dp.ledger.default_path`.
         synthetic: images that the model made; None: they are drawn.
         count: number of images to draw; default: what the policy asks for.
@@ -50,11 +45,7 @@ class Request:
     model: Path
     policy: Policy
     out: Path
-    private: Path | None = None
-    classes: Sequence[str] | None = None
-    people: PeopleFrom | None = None
-    show_paths: bool = False
-    label_column: str | None = None
+    private: PrivateImages | None = None
     ledger: Path | None = None
     synthetic: Path | None = None
     count: int | None = None
@@ -125,7 +116,7 @@ def read_inputs(request: Request) -> Inputs:
         public = [non_members.images]
     if public and request.private is not None:
         nearness.check_number(sum(map(len, public)), policy.copies.reference_share)
-    stored = None if request.private is None else _private(request, statement)
+    stored = None if request.private is None else _private(request.private, statement)
     return Inputs(
         bundle=bundle,
         statement=statement,
@@ -140,20 +131,12 @@ def read_inputs(request: Request) -> Inputs:
     )
 
 
-def _private(request: Request, statement: accounts.Statement) -> ImageSet:
+def _private(private: PrivateImages, statement: accounts.Statement) -> ImageSet:
     """The private images; their number and unit must be those of the statement, which are public."""
-    assert request.private is not None
-    if (request.people is not None) != (statement.unit == ONE_PERSON):
-        flags = "give --unit-column or --unit-folders" if request.people is None else "leave out --unit-column"
+    if (private.people is not None) != (statement.unit == ONE_PERSON):
+        flags = "give --unit-column or --unit-folders" if private.people is None else "leave out --unit-column"
         raise InputError("private", f"the unit of the model is {statement.unit}; {flags}")
-    found = load_images(
-        request.private,
-        "private",
-        request.classes,
-        show_paths=request.show_paths,
-        people=request.people,
-        label_column=request.label_column,
-    )
+    found = private.load()
     if found.unit_count != statement.dataset_size:
         counted = f"{plural(statement.unit)}, and the model was trained on {statement.dataset_size:,}"
         raise InputError("private", f"has {found.unit_count:,} {counted}; give the images that it was trained on")

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from rapid.config.sections import MethodSettings
-from rapid.data import ImageSet, fit_images, load_images
+from rapid.data import ImageSet, PrivateImages, fit_images, load_images
 from rapid.dp.attempts import counted, steps_of
 from rapid.dp.audit.canaries import CanaryAccess, canaries_among, canary_images
 from rapid.dp.audit.evidence import NOISE, RATE, SENSITIVITY, Evidence, bound, bound_if
@@ -178,7 +178,7 @@ def audit_stage(
         _save(place / "canaries.npz", chosen)
         train_private_bundle(
             base,
-            place / "canaries.npz",
+            PrivateImages(place / "canaries.npz"),
             place / "out",
             settings,
             epsilon=epsilon,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +16,9 @@ import torch
 from rapid.bundle import Bundle, BundleConfig, Component, is_finished, write_bundle
 from rapid.bundle.card import private_card
 from rapid.config.sections import DpSgdSettings, MethodSettings
-from rapid.data import ImageSet, fit_images, load_images
+from rapid.data import ImageSet, PrivateImages, fit_images
 from rapid.data.classes import UNDECLARED, UNDECLARED_NOTE
-from rapid.data.units import ONE_IMAGE, ONE_PERSON, PeopleFrom
+from rapid.data.units import ONE_IMAGE, ONE_PERSON
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget, calibrate
 from rapid.dp.ledger import Ledger, Limit, default_path
@@ -59,7 +59,7 @@ class Prepared:
 
 def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     base: Path | None,
-    private: Path,
+    private: PrivateImages,
     out: Path,
     settings: MethodSettings,
     *,
@@ -69,18 +69,14 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     resume: bool,
     ranks: Ranks | None = None,
     ledger: Path | None = None,
-    classes: Sequence[str] | None = None,
-    show_paths: bool = False,
-    people: PeopleFrom | None = None,
     automatic: PrivateChoice | None = None,
-    label_column: str | None = None,
     access: OpenAccess | None = None,
 ) -> Bundle | None:
     """Run the private stage of a method: the result is (epsilon, delta)-DP with respect to the private images.
 
     Args:
         base: public bundle; None for a method without a public stage.
-        private: private image set; its classes become those of the model.
+        private: the image set. A warning says so if its classes are not declared, and the labels decide.
         out: new folder, or with `resume` the folder of an earlier run with the same arguments.
         settings: those of `base` with the requested private and generation sections.
         epsilon: budget, > 0.
@@ -89,12 +85,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
         resume: continue the run in `out`.
         ranks: the processes that share the work; all get the same arguments, and the first one writes `out`.
         ledger: file in which the run is charged before its first step; default: `ledger.default_path`.
-        classes: declared class names of `private`, see `load_images`; default: its sub-folders or its array `classes`.
-            A warning says so if there are none, and the labels decide.
-        show_paths: name private files in error messages.
-        people: where `private` says whose image each is: the unit is then one person; default: one image.
         automatic: a request to choose what `settings` leaves open, by public facts and a measurement.
-        label_column: see `load_images`.
         access: opens the images, by default `PrivateAccess`; another is for audits, on images that are not private.
 
     Returns:
@@ -110,12 +101,8 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     ranks.agree("--device", device.type.encode())
     choose = None if automatic is None else _chooser(automatic, settings, epsilon, out, device, ranks)
     book = Ledger(ledger or default_path()) if ranks.first else None
-
-    def load() -> ImageSet:
-        return load_images(private, "private", classes, show_paths=show_paths, people=people, label_column=label_column)
-
     with scratch_in(out):
-        mine = ranks.all_or_none(lambda: _prepare(base, load, out, settings, epsilon, delta, device, book, choose))
+        mine = ranks.all_or_none(lambda: _prepare(base, private, out, settings, epsilon, delta, device, book, choose))
     # the first rank's budget: calibration on another kind of CPU may differ in the last digit
     budget = ranks.broadcast(mine.budget)
     # not the default unit, which the manifests of earlier versions do not name
@@ -168,7 +155,7 @@ def _run(
 
 def _prepare(
     base: Path | None,
-    load: Callable[[], ImageSet],
+    private: PrivateImages,
     out: Path,
     settings: MethodSettings,
     epsilon: float,
@@ -179,7 +166,7 @@ def _prepare(
 ) -> Prepared:
     """Read and check everything before anything is written."""
     method, public = method_and_base(base, settings, device)
-    images, facts, account, assignment = read_private(load, settings, public, ledger)
+    images, facts, account, assignment = read_private(private, settings, public, ledger)
     if choose is not None:
         settings = choose(facts)
     size = facts.dataset_size
@@ -222,14 +209,14 @@ def method_and_base(
 
 
 def read_private(
-    load: Callable[[], ImageSet], settings: MethodSettings, base: Bundle | None, ledger: Ledger | None
+    private: PrivateImages, settings: MethodSettings, base: Bundle | None, ledger: Ledger | None
 ) -> tuple[ImageSet, PublicFacts, str, str]:
     """The private images in the form of the model, their public facts, and both identifiers of `Prepared`.
 
     Raises:
         InputError: bad images.
     """
-    loaded = load()
+    loaded = private.load()
     if settings.image.channels == 1 and loaded.channels == 3:
         made = "--base makes" if base is not None else "image.channels=1 is for"
         raise InputError(

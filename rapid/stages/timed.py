@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from rapid.config.sections import DpSgdSettings, ImageSettings, MethodSettings
+from rapid.data import PrivateImages
 from rapid.dp.access import PrivateAccess
 from rapid.dp.execution import Execution
 from rapid.dp.rows import PrivateTensor, Rows
@@ -145,7 +146,7 @@ def seconds_per_step(
         with contextlib.suppress(_Measured):
             train_private_bundle(
                 base,
-                place / "random.npz",
+                PrivateImages(place / "random.npz"),
                 place / "out",
                 typical,
                 epsilon=EPSILON,

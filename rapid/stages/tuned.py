@@ -25,8 +25,7 @@ from torch import Tensor
 from rapid.bundle import Bundle, is_finished, write_bundle
 from rapid.bundle.format import CARD
 from rapid.config.sections import MethodSettings
-from rapid.data import ImageSet, load_images
-from rapid.data.units import PeopleFrom
+from rapid.data import PrivateImages
 from rapid.dp.access import PrivateAccess
 from rapid.dp.ledger import Ledger, Limit, Spent, default_path
 from rapid.dp.releases import default_delta
@@ -76,7 +75,7 @@ class _Plan:
 
 def tune_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     base: Path | None,
-    private: Path,
+    private: PrivateImages,
     out: Path,
     candidates: Mapping[str, MethodSettings],
     scoring: Scoring,
@@ -87,10 +86,6 @@ def tune_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     device: torch.device,
     resume: bool,
     ledger: Path | None = None,
-    classes: Sequence[str] | None = None,
-    show_paths: bool = False,
-    people: PeopleFrom | None = None,
-    label_column: str | None = None,
     planned: Callable[[Selection], None] = lambda selection: None,
 ) -> Bundle:
     """Train models with settings drawn at random, and keep the best: all together is (epsilon, delta)-DP.
@@ -100,7 +95,7 @@ def tune_private_bundle(  # noqa: PLR0913 - each is an argument of the command
 
     Args:
         base: public bundle; None for a method without a public stage.
-        private: private image set, with labels.
+        private: the image set, with labels.
         out: new folder, or with `resume` the folder of an earlier run with the same arguments.
         candidates: settings by name, of one method and one form of images.
         scoring: how trials are compared.
@@ -110,10 +105,6 @@ def tune_private_bundle(  # noqa: PLR0913 - each is an argument of the command
         device: where to train.
         resume: continue the run in `out` if it stopped in order; else begin anew, and charge it again.
         ledger: file in which the run is charged; default: `ledger.default_path`.
-        classes: as in `train_private_bundle`.
-        show_paths: name private files in error messages.
-        people: where `private` says whose image each is; default: the unit is one image.
-        label_column: see `load_images`.
         planned: called with the budgets, before anything is spent.
 
     Returns:
@@ -125,13 +116,9 @@ def tune_private_bundle(  # noqa: PLR0913 - each is an argument of the command
         Stopped: a stop was requested; the state is saved, and everything stays charged.
     """
     book = Ledger(ledger or default_path())
-
-    def load() -> ImageSet:
-        return load_images(private, "private", classes, show_paths=show_paths, people=people, label_column=label_column)
-
     opened = {name: method_and_base(base, settings, device) for name, settings in candidates.items()}
     with scratch_in(out):
-        plan = _prepare(opened, load, out, candidates, scoring, epsilon, delta, trials, book)
+        plan = _prepare(opened, private, out, candidates, scoring, epsilon, delta, trials, book)
     planned(plan.selection)
     record = plan.asked | {"selection": plan.selection.model_dump(mode="json")}
     with scratch_in(out), RunFolder.enter(out, TUNE, record, resume=resume) as run_folder:
@@ -217,7 +204,7 @@ def _release(out: Path, folder: _TrialsFolder) -> None:
 
 def _prepare(
     opened: Mapping[str, tuple[Method[Any], Bundle | None]],
-    load: Callable[[], ImageSet],
+    private: PrivateImages,
     out: Path,
     candidates: Mapping[str, MethodSettings],
     scoring: Scoring,
@@ -235,7 +222,7 @@ def _prepare(
     if any(one.private.group_size > 1 for one in settings):
         problem = "is not known for a private choice; leave it at 1, or make people the units"
         raise InputError("private.group_size", problem, max(one.private.group_size for one in settings))
-    images, facts, account, assignment = read_private(load, settings[0], opened[next(iter(candidates))][1], ledger)
+    images, facts, account, assignment = read_private(private, settings[0], opened[next(iter(candidates))][1], ledger)
     if images.labels is None:
         raise InputError("private", "has no labels, by which trials are compared; use one sub-folder a class")
     spent_at = default_delta(facts.dataset_size) if delta is None else delta

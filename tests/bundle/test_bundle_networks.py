@@ -13,6 +13,7 @@ from tests_support import export_networks
 from rapid.bundle import Bundle
 from rapid.bundle.networks import builtin_names, open_networks
 from rapid.config.presets import networks_settings
+from rapid.data import PrivateImages
 from rapid.errors import InputError
 from rapid.methods.rapid import METHOD
 from rapid.methods.rapid.generator import RapidGenerator
@@ -85,7 +86,14 @@ def test_private_training_and_generation_on_them(
     built: Bundle, letters: Path, tiny_settings: RapidSettings, tmp_path: Path
 ) -> None:
     model = train_private_bundle(
-        built.path, letters, tmp_path / "m", tiny_settings, epsilon=20.0, delta=None, device=CPU, resume=False
+        built.path,
+        PrivateImages(letters),
+        tmp_path / "m",
+        tiny_settings,
+        epsilon=20.0,
+        delta=None,
+        device=CPU,
+        resume=False,
     )
     assert generate(RapidGenerator(model, CPU), 2, seed=0, labels=[0, 1]).images.shape == (2, 32, 32)
 

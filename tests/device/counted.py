@@ -12,6 +12,7 @@ import torch
 from device.pretend import counting
 
 from rapid.bundle import Bundle
+from rapid.data import PrivateImages
 from rapid.methods import apply_overrides, generator_of
 from rapid.methods.rapid.networks import DenoiserRecipe, train_denoiser
 from rapid.methods.rapid.settings import RapidSettings
@@ -53,7 +54,7 @@ def private(device: torch.device, base: Path, digits: Path, settings: RapidSetti
         overrides = ["overlap.share=0", "probe.share=0", "physical_batch=128", f"steps={steps}"]
         changed = apply_overrides(settings.model_dump(mode="json"), [f"private.{one}" for one in overrides])
         train_private_bundle(
-            base, digits, folder / "out", changed, epsilon=10.0, delta=None, device=device, resume=False,
+            base, PrivateImages(digits), folder / "out", changed, epsilon=10.0, delta=None, device=device, resume=False,
             ledger=folder / "ledger.jsonl",
         )  # fmt: skip
 

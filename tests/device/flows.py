@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rapid.bundle import Bundle
 from rapid.config.sections import MethodSettings
+from rapid.data import PrivateImages
 from rapid.errors import Stopped
 from rapid.evaluate import Request, report
 from rapid.methods import find_method, generator_of
@@ -70,7 +71,7 @@ def train(
 
     def run(resume: bool) -> None:
         train_private_bundle(
-            base, private, out, settings, epsilon=10.0, delta=None, device=device, resume=resume,
+            base, PrivateImages(private), out, settings, epsilon=10.0, delta=None, device=device, resume=resume,
             ledger=out.parent / f"{out.name}.jsonl",
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ from tests_process import run
 
 from rapid.bundle import Bundle, Thumbnails
 from rapid.config.sections import ImageSettings
-from rapid.data import ImageSet, fit_images, load_images
+from rapid.data import ImageSet, PrivateImages, fit_images, load_images
 from rapid.data.thumbnails import thumbnails
 from rapid.dp import Budget, PrivateAccess, PublicFacts, QuerySpec, Release, calibrate
 from rapid.dp.accounting import prv_epsilon, single_noise_multiplier
@@ -174,7 +174,14 @@ def test_a_resumed_training_is_not_checked_again(
 ) -> None:
     def train(private: Path, out: str, *, resume: bool) -> None:
         train_private_bundle(
-            public_bundle, private, tmp_path / out, tiny_settings, epsilon=20.0, delta=None, device=CPU, resume=resume
+            public_bundle,
+            PrivateImages(private),
+            tmp_path / out,
+            tiny_settings,
+            epsilon=20.0,
+            delta=None,
+            device=CPU,
+            resume=resume,
         )
 
     with pytest.raises(PrivacyRefused):
@@ -211,7 +218,14 @@ def test_without_a_share_there_is_no_check_and_the_statement_says_so(
 ) -> None:
     settings = apply_overrides(tiny_settings.model_dump(mode="json"), ["private.overlap.share=0"])
     bundle = train_private_bundle(
-        public_bundle, letters, tmp_path / "out", settings, epsilon=20.0, delta=None, device=CPU, resume=False
+        public_bundle,
+        PrivateImages(letters),
+        tmp_path / "out",
+        settings,
+        epsilon=20.0,
+        delta=None,
+        device=CPU,
+        resume=False,
     )
     assert bundle is not None
     assert bundle.privacy is not None
@@ -228,7 +242,14 @@ def test_a_check_without_power_is_warned_of(
 ) -> None:
     with pytest.warns(UserWarning, match="overlap check would need 223 images .* --private has 100"):
         train_private_bundle(
-            public_bundle, digits, tmp_path / "out", tiny_settings, epsilon=1.0, delta=None, device=CPU, resume=False
+            public_bundle,
+            PrivateImages(digits),
+            tmp_path / "out",
+            tiny_settings,
+            epsilon=1.0,
+            delta=None,
+            device=CPU,
+            resume=False,
         )
     assert "the private images are too few for it to be sure" in (tmp_path / "out" / "README.md").read_text()
 

@@ -11,7 +11,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from rapid.bundle import Bundle
-from rapid.data import ImageSet, fit_images, load_images, sample_path, to_unit_range
+from rapid.data import ImageSet, PrivateImages, fit_images, load_images, sample_path, to_unit_range
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.accounting import prv_epsilon
 from rapid.dp.budget import Budget, calibrate
@@ -174,7 +174,14 @@ def test_without_labels_there_is_no_probe(
     public = build_public_bundle([tmp_path / "letters.npz"], tmp_path / "public", tiny_settings, CPU, resume=False)
     assert not public.has(NAME)
     private = train_private_bundle(
-        public.path, digits, tmp_path / "private", tiny_settings, epsilon=10.0, delta=None, device=CPU, resume=False
+        public.path,
+        PrivateImages(digits),
+        tmp_path / "private",
+        tiny_settings,
+        epsilon=10.0,
+        delta=None,
+        device=CPU,
+        resume=False,
     )
     assert private is not None
     assert not private.has(NAME)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rapid.bundle import Bundle
+from rapid.data import PrivateImages
 from rapid.dp.accounting import prv_epsilon
 from rapid.dp.events import event_from_json
 from rapid.errors import InputError
@@ -55,7 +56,7 @@ def test_draws_and_groups_are_options(
     )  # fmt: skip
     out = tmp_path / "out"
     train_private_bundle(
-        public_bundle, digits, out, chosen, epsilon=10.0, delta=None, device=CPU, resume=False
+        public_bundle, PrivateImages(digits), out, chosen, epsilon=10.0, delta=None, device=CPU, resume=False
     )  # fmt: skip
     statement = json.loads((out / "privacy.json").read_text())
     assert statement["multiplicity"] == 3
@@ -82,7 +83,7 @@ def test_what_is_written_and_said_depends_on_the_images_only_through_the_weights
         np.savez(source, images=images, labels=labels, classes=arrays["classes"])
         out = tmp_path / name / "bundle"
         train_private_bundle(
-            public_bundle, source, out, tiny_settings, epsilon=5.0, delta=None, device=CPU, resume=False
+            public_bundle, PrivateImages(source), out, tiny_settings, epsilon=5.0, delta=None, device=CPU, resume=False
         )
         written.append(out)
         # but for the clock in the progress, what is shown is the same
@@ -111,8 +112,8 @@ def test_a_run_is_resumed_with_the_noise_that_it_began_with(
 
     def train(epsilon: float, *, resume: bool) -> Bundle | None:
         return train_private_bundle(
-            public_bundle, digits, tmp_path / "out", tiny_settings, epsilon=epsilon, delta=None, device=CPU,
-            resume=resume,
+            public_bundle, PrivateImages(digits), tmp_path / "out", tiny_settings, epsilon=epsilon, delta=None,
+            device=CPU, resume=resume,
         )  # fmt: skip
 
     train(5.0, resume=False)
@@ -132,8 +133,8 @@ def test_unlabelled_images_give_an_unconditional_model(
     with np.load(digits) as archive:
         np.savez(tmp_path / "plain.npz", images=archive["images"])
     bundle = train_private_bundle(
-        public_bundle, tmp_path / "plain.npz", tmp_path / "out", tiny_settings, epsilon=5.0, delta=None, device=CPU,
-        resume=False,
+        public_bundle, PrivateImages(tmp_path / "plain.npz"), tmp_path / "out", tiny_settings, epsilon=5.0, delta=None,
+        device=CPU, resume=False,
     )  # fmt: skip
     assert bundle.config.classes == ()
     assert bundle.component("denoiser", Denoiser).num_classes == 0

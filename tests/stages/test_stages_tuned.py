@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rapid.bundle import Bundle
 from rapid.bundle.card import privacy_in_words
+from rapid.data import PrivateImages
 from rapid.dp.accounting import prv_epsilon
 from rapid.dp.ledger import Ledger, Limit
 from rapid.dp.selection import Selection
@@ -87,7 +88,7 @@ def tune(private: Path, referee: Referee, mean: float = 4.0, *, resume: bool = F
     candidates = {name: apply_overrides(tree, [f"private.bound={bound}"]) for name, bound in BOUNDS.items()}
     wanted: dict[str, Any] = {"epsilon": EPSILON, "delta": DELTA, "candidates": candidates} | changes
     return tune_private_bundle(
-        None, private, private.parent / "out", wanted.pop("candidates"), Scoring(referee, 0.1, {}),
+        None, PrivateImages(private), private.parent / "out", wanted.pop("candidates"), Scoring(referee, 0.1, {}),
         trials=Trials(mean=mean), device=CPU, resume=resume, ledger=private.parent / "ledger.jsonl", **wanted,
     )  # fmt: skip
 

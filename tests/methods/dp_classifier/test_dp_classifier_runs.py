@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from rapid.bundle import Bundle
 from rapid.config.presets import preset_names
-from rapid.data import load_images, to_unit_range
+from rapid.data import PrivateImages, load_images, to_unit_range
 from rapid.data.views import DRAWS
 from rapid.dp.access import PublicFacts
 from rapid.dp.randomness import Randomness
@@ -44,7 +44,9 @@ def part(source: Path, target: Path, rows: slice) -> Path:
 
 
 def trained(out: Path, digits: Path, settings: DpClassifierSettings, base: Path | None = None) -> Path:
-    found = train_private_bundle(base, digits, out, settings, epsilon=8.0, delta=None, device=CPU, resume=False)
+    found = train_private_bundle(
+        base, PrivateImages(digits), out, settings, epsilon=8.0, delta=None, device=CPU, resume=False
+    )
     assert found is not None
     return found.path
 

@@ -18,7 +18,7 @@ from tests_support import assert_same_images
 
 from rapid.bundle import Bundle
 from rapid.config.presets import build_settings, preset_names
-from rapid.data import ImageSet, load_images
+from rapid.data import ImageSet, PrivateImages, load_images
 from rapid.diffusion.solvers import Solver
 from rapid.dp import PublicFacts
 from rapid.errors import InputError
@@ -63,7 +63,7 @@ def made(letters: Path, out: Path, *overrides: str) -> Bundle:
 def trained(base: Bundle, private: Path, out: Path, *overrides: str) -> Bundle:
     chosen = build_settings(DpDiffusionSettings, base.config.settings, overrides)
     found = train_private_bundle(
-        base.path, private, out, chosen, epsilon=10.0, delta=None, device=CPU, resume=False,
+        base.path, PrivateImages(private), out, chosen, epsilon=10.0, delta=None, device=CPU, resume=False,
         ledger=out.parent / "ledger.jsonl",
     )  # fmt: skip
     assert found is not None

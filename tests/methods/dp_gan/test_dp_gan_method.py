@@ -14,7 +14,7 @@ from tests_process import run
 from tests_support import assert_same_images
 
 from rapid.bundle import Bundle
-from rapid.data import ImageSet, load_images
+from rapid.data import ImageSet, PrivateImages, load_images
 from rapid.dp import PublicFacts
 from rapid.dp.events import dp_sgd_event
 from rapid.methods import apply_overrides, find_method, load_settings
@@ -35,7 +35,7 @@ def model(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trained on 100 digits."""
     out = tmp_path_factory.mktemp("gan") / "model"
     found = train_private_bundle(
-        None, digits, out, apply_overrides(TREE, []), epsilon=5.0, delta=1e-3, device=CPU, resume=False
+        None, PrivateImages(digits), out, apply_overrides(TREE, []), epsilon=5.0, delta=1e-3, device=CPU, resume=False
     )
     assert found is not None
     return out

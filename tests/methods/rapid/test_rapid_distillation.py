@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as npst
 from numpy.typing import NDArray
 
 from rapid.bundle import Bundle
-from rapid.data import to_unit_range
+from rapid.data import PrivateImages, to_unit_range
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import noise_prediction_loss
 from rapid.errors import InputError, Stopped
@@ -121,7 +121,14 @@ def distilled(
 ) -> Bundle:
     out = tmp_path_factory.mktemp("distilled") / "private"
     return train_private_bundle(
-        public_bundle, digits, out, own_settings(tiny_settings), epsilon=10.0, delta=None, device=CPU, resume=False
+        public_bundle,
+        PrivateImages(digits),
+        out,
+        own_settings(tiny_settings),
+        epsilon=10.0,
+        delta=None,
+        device=CPU,
+        resume=False,
     )
 
 
@@ -131,7 +138,14 @@ def test_without_a_probe_nothing_is_distilled(
     """The early steps of its images are the public denoiser's then, as without the setting."""
     settings = own_settings(tiny_settings, "private.probe.share=0")
     bundle = train_private_bundle(
-        public_bundle, digits, tmp_path / "out", settings, epsilon=10.0, delta=None, device=CPU, resume=False
+        public_bundle,
+        PrivateImages(digits),
+        tmp_path / "out",
+        settings,
+        epsilon=10.0,
+        delta=None,
+        device=CPU,
+        resume=False,
     )
     assert Parts.of(bundle).private_from == settings.late_start
     assert "surest" not in (bundle.path / "README.md").read_text()
@@ -166,7 +180,14 @@ def test_dp_sgd_begins_from_what_was_distilled_before_it(
         "private.learning_rate=1e-12",
     )
     bundle = train_private_bundle(
-        public_bundle, digits, tmp_path / "out", settings, epsilon=10.0, delta=None, device=CPU, resume=False
+        public_bundle,
+        PrivateImages(digits),
+        tmp_path / "out",
+        settings,
+        epsilon=10.0,
+        delta=None,
+        device=CPU,
+        resume=False,
     )
     parts = Parts.of(bundle)
     # its early steps are the public denoiser's, as those of a model that nothing was distilled into after DP-SGD

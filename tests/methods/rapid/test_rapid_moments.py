@@ -15,7 +15,7 @@ from tests_support import assert_same_images
 from torch import Tensor
 
 from rapid.bundle import Bundle
-from rapid.data import ImageSet
+from rapid.data import ImageSet, PrivateImages
 from rapid.dp import PrivateAccess, PublicFacts, calibrate
 from rapid.dp.rows import PrivateTensor
 from rapid.errors import InputError
@@ -160,7 +160,14 @@ def with_moments(
     """A private bundle whose images begin from moments."""
     out = tmp_path_factory.mktemp("moments") / "private"
     return train_private_bundle(
-        public_bundle, digits, out, own_settings(tiny_settings), epsilon=5.0, delta=None, device=CPU, resume=False
+        public_bundle,
+        PrivateImages(digits),
+        out,
+        own_settings(tiny_settings),
+        epsilon=5.0,
+        delta=None,
+        device=CPU,
+        resume=False,
     )
 
 
@@ -210,7 +217,7 @@ def test_moments_that_are_not_there_are_refused(
     with pytest.raises(InputError, match="without the subspace"):
         train_private_bundle(
             base,
-            digits,
+            PrivateImages(digits),
             tmp_path / "out",
             own_settings(tiny_settings),
             epsilon=5.0,

@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.optimize import linprog
 
 from rapid.bundle import Bundle
-from rapid.data import ImageSet, load_images
+from rapid.data import ImageSet, PrivateImages, load_images
 from rapid.dp import PrivateAccess, PublicFacts, calibrate
 from rapid.methods import apply_overrides, generator_of
 from rapid.methods.rapid.generator import RapidSampler
@@ -140,7 +140,14 @@ def test_the_release_is_the_mean_histogram_unless_noise_hides_it(tmp_path: Path)
 def toned(tmp_path: Path, public_bundle: Bundle, digits: Path, tiny_settings: RapidSettings) -> Bundle:
     settings = apply_overrides(tiny_settings.model_dump(mode="json"), ["private.tones.share=0.3"])
     return train_private_bundle(
-        public_bundle, digits, tmp_path / "out", settings, epsilon=200.0, delta=None, device=CPU, resume=False
+        public_bundle,
+        PrivateImages(digits),
+        tmp_path / "out",
+        settings,
+        epsilon=200.0,
+        delta=None,
+        device=CPU,
+        resume=False,
     )
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 
 from rapid.bundle import Bundle
-from rapid.data import ImageSet
+from rapid.data import ImageSet, PrivateImages
 from rapid.dp import PrivateAccess, PublicFacts, calibrate
 from rapid.dp.queries import clipped_rows
 from rapid.methods import apply_overrides
@@ -161,7 +161,14 @@ def test_votes_are_a_release_of_the_budget(
 ) -> None:
     settings = apply_overrides(tiny_settings.model_dump(mode="json"), OVERRIDES)
     bundle = train_private_bundle(
-        public_bundle, digits, tmp_path / "out", settings, epsilon=10.0, delta=None, device=CPU, resume=False
+        public_bundle,
+        PrivateImages(digits),
+        tmp_path / "out",
+        settings,
+        epsilon=10.0,
+        delta=None,
+        device=CPU,
+        resume=False,
     )
     statement = json.loads((bundle.path / "privacy.json").read_text())
     (release,) = [one for one in statement["releases"] if one["name"] == "votes"]

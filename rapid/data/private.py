@@ -1,0 +1,46 @@
+"""A private image set: where it is, and how to read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rapid.data.image_set import ImageSet
+from rapid.data.images import load_images
+from rapid.data.units import PeopleFrom
+
+
+@dataclass(frozen=True)
+class PrivateImages:
+    """A path, with what says how to read it; nothing is read before `load`.
+
+    Attributes:
+        path: the set; see `load_images`.
+        classes: declared class names, which become those of the model; None: the sub-folders or the array `classes`.
+        people: where the set says whose image each is: the unit is then one person; None: one image.
+        label_column: see `load_images`.
+        show_paths: name private files in error messages.
+    """
+
+    path: Path
+    classes: Sequence[str] | None = None
+    people: PeopleFrom | None = None
+    label_column: str | None = None
+    show_paths: bool = False
+
+    def load(self) -> ImageSet:
+        """The images.
+
+        Raises:
+            InputError: see `load_images`.
+            Stopped: a stop was requested.
+        """
+        return load_images(
+            self.path,
+            "private",
+            self.classes,
+            show_paths=self.show_paths,
+            people=self.people,
+            label_column=self.label_column,
+        )
