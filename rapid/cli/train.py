@@ -6,6 +6,7 @@ import argparse
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 from rapid.bundle import Bundle
 from rapid.bundle.card import CLASSIFICATION, privacy_in_words
@@ -82,18 +83,25 @@ def plan(options: argparse.Namespace) -> None:
     }
     if options.json:
         print(json.dumps(common | {"plans": rows}, indent=2))
-        return
-    trained = f"{parameters:,} trained parameters ({settings.preset})"
+    else:
+        _print_plan(settings, facts, common, rows)
+
+
+def _print_plan(
+    settings: MethodSettings, facts: PublicFacts, common: dict[str, Any], rows: list[dict[str, Any]]
+) -> None:
+    """The plans as a table, with what they have in common."""
+    trained = f"{common['parameters']:,} trained parameters ({settings.preset})"
     counted = "people, each with all their images" if facts.unit == ONE_PERSON else "private images"
-    print(f"{facts.dataset_size:,} {counted}, delta {rounded_up(delta)}, {trained}")
-    if spent := [f"'{name}' alone would spend {share:g} of it" for name, share in shares.items()]:
+    print(f"{facts.dataset_size:,} {counted}, delta {rounded_up(common['delta'])}, {trained}")
+    if spent := [f"'{name}' alone would spend {share:g} of it" for name, share in common["shares"].items()]:
         print(f"epsilon covers all releases together; {', '.join(spent)}")
-    if (band := numbers_of.noise_band) > 1:
+    if band := common.get("noise_band"):
         print(f"noise is correlated over {band} steps, which signal/noise allows for; images take turns")
     if settings.preset == PRESET:
         print("train-private chooses batch and steps of its own by --minutes; other numbers, as here, are for --set")
     print()
-    print(plan_table(rows, group_size))
+    print(plan_table(rows, common["group_size"]))
     print(f"\n{EXPLANATION}")
     print("next: rapid train-private ... --epsilon E --set private.expected_batch=B --set private.steps=S")
 

@@ -13,6 +13,7 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,32 +165,8 @@ def audit_stage(
     begin = time.monotonic()
     chosen = _canaries(images, canaries, settings)
     coins: NDArray[np.bool_] = (Randomness().uniform(canaries) <= 0.5).numpy()
-    opened: list[CanaryAccess] = []
-
-    def masked(*arguments: Any, **options: Any) -> CanaryAccess:
-        opened.append(access(*arguments, coins=coins, **options))
-        return opened[0]
-
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        # advice to the owner of private images, such as that they are few
-        warnings.simplefilter("ignore", UserWarning)
-        place = Path(folder)
-        ledger = place / "ledger.jsonl"
-        _save(place / "canaries.npz", chosen)
-        train_private_bundle(
-            base,
-            PrivateImages(place / "canaries.npz"),
-            place / "out",
-            settings,
-            epsilon=epsilon,
-            delta=delta,
-            device=device or torch.device("cpu"),
-            resume=False,
-            ledger=ledger,
-            access=masked,
-        )
-        seen = opened[0]
-        written = _written(ledger, place / "out", seen.budget.releases, epsilon, delta)
+    where = device or torch.device("cpu")
+    seen, written = _run(base, chosen, settings, epsilon, delta, where, partial(access, coins=coins))
     evidence = seen.evidence
     found = [*(finding for one in evidence for finding in one.findings()), *written]
     # of the failure probability, half is for the Gaussian bound and a quarter for each adversary
@@ -216,6 +193,43 @@ def audit_stage(
         canaries_needed=_canaries_needed(evidence, epsilon, delta, half, canaries),
         seconds=time.monotonic() - begin,
     )
+
+
+def _run(
+    base: Path | None,
+    canaries: ImageSet,
+    settings: MethodSettings,
+    epsilon: float,
+    delta: float,
+    device: torch.device,
+    access: Callable[..., CanaryAccess],
+) -> tuple[CanaryAccess, list[Finding]]:
+    """Run the private stage; what was seen of it, and what it wrote down (`_written`)."""
+    opened: list[CanaryAccess] = []
+
+    def masked(*arguments: Any, **options: Any) -> CanaryAccess:
+        opened.append(access(*arguments, **options))
+        return opened[0]
+
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        # advice to the owner of private images, such as that they are few
+        warnings.simplefilter("ignore", UserWarning)
+        place = Path(folder)
+        ledger = place / "ledger.jsonl"
+        _save(place / "canaries.npz", canaries)
+        train_private_bundle(
+            base,
+            PrivateImages(place / "canaries.npz"),
+            place / "out",
+            settings,
+            epsilon=epsilon,
+            delta=delta,
+            device=device,
+            resume=False,
+            ledger=ledger,
+            access=masked,
+        )
+        return opened[0], _written(ledger, place / "out", opened[0].budget.releases, epsilon, delta)
 
 
 def _canaries(images: Path | None, count: int, settings: MethodSettings) -> ImageSet:
