@@ -189,8 +189,7 @@ class EDM(Preconditioning):
 CONFIGURATIONS: dict[str, type[Preconditioning]] = {"vp": VP, "ve": VE, "v": V, "edm": EDM}
 
 
-def sampling_levels(count: int) -> NDArray[np.float64]:
-    """Levels from SIGMA_MAX down to SIGMA_MIN, float64 (count,): equal steps of sigma^(1/rho) (EDM, Eq. 5)."""
-    first, last = SIGMA_MAX ** (1 / RHO), SIGMA_MIN ** (1 / RHO)
-    levels: NDArray[np.float64] = np.linspace(first, last, count) ** RHO
+def sampling_levels(count: int, last: float = SIGMA_MIN) -> NDArray[np.float64]:
+    """Levels from SIGMA_MAX down to `last`, float64 (count,): equal steps of sigma^(1/rho) (EDM, Eq. 5)."""
+    levels: NDArray[np.float64] = np.linspace(SIGMA_MAX ** (1 / RHO), last ** (1 / RHO), count) ** RHO
     return levels

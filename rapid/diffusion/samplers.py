@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rapid.diffusion.call_table import OUTPUT, CallTable
-from rapid.diffusion.preconditioning import sampling_levels
+from rapid.diffusion.preconditioning import SIGMA_MIN, sampling_levels
 
 SamplerName = Literal["ddim", "stochastic-ddim", "churn"]
 Combination = NDArray[np.float64]
@@ -112,15 +112,16 @@ class Path:
     weights: Tensor
 
     @classmethod
-    def build(cls, name: SamplerName, steps: int, churn: Churn | None = None) -> Self:
+    def build(cls, name: SamplerName, steps: int, churn: Churn | None = None, last_level: float = SIGMA_MIN) -> Self:
         """The path of a sampler.
 
         Args:
             name: the sampler.
-            steps: M, number of levels from SIGMA_MAX to SIGMA_MIN; Churn makes 2 M - 1 calls, the others M.
+            steps: M, number of levels from SIGMA_MAX to `last_level`; Churn makes 2 M - 1 calls, the others M.
             churn: for Churn.
+            last_level: the lowest level; the image is what is denoised at it.
         """
-        levels, churn = sampling_levels(steps).tolist(), churn or Churn()
+        levels, churn = sampling_levels(steps, last_level).tolist(), churn or Churn()
         calls = list(SAMPLERS[name](levels, churn))
         first = levels[0]
         if name == "churn":

@@ -159,6 +159,17 @@ def test_the_marginal_is_kept(name: SamplerName, churn: Churn) -> None:
         assert math.sqrt(state.variance) == pytest.approx(math.sqrt(DEVIATION**2 + sigma**2), rel=0.01)
 
 
+@pytest.mark.parametrize("name", list(SAMPLERS))
+@pytest.mark.parametrize("last", [0.002, 0.3, 1.0])
+def test_the_image_is_what_is_denoised_at_the_last_level(name: SamplerName, last: float) -> None:
+    """Of a Gaussian, its mean given the noisy image, whose variance is s^4 / (s^2 + sigma^2)."""
+    path = Path.build(name, 1000, Churn(), last)
+    assert path.sigmas[-1] == pytest.approx(last)
+    state = moments(path)[-1]
+    assert state.mean == pytest.approx(MEAN, abs=0.02)
+    assert state.variance == pytest.approx(DEVIATION**4 / (DEVIATION**2 + last**2), rel=0.02)
+
+
 def test_noise_is_larger_than_the_marginal_with_a_scale_above_one() -> None:
     plain, more = (moments(Path.build("churn", 200, Churn(60, 0.05, 50, scale)))[-1] for scale in (1.0, 1.05))
     assert more.variance > 1.01 * plain.variance

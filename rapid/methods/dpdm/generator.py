@@ -74,7 +74,7 @@ class DpdmGenerator:
         """The network calls of an image: one phase."""
         count = steps or self.steps
         if count not in self._routes:
-            path = Path.build(self._settings.sampler, count, self.tuned.churn)
+            path = Path.build(self._settings.sampler, count, self.tuned.churn, self._settings.last_level)
             self._routes[count] = (Phase(path, (DENOISER,) * len(path)),)
         return self._routes[count]
 

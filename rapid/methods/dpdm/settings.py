@@ -14,7 +14,7 @@ from rapid.config.sections import (
     SamplingSettings,
     Section,
 )
-from rapid.diffusion.preconditioning import SIGMA_DATA, Configuration
+from rapid.diffusion.preconditioning import SIGMA_DATA, SIGMA_MAX, SIGMA_MIN, Configuration
 from rapid.diffusion.samplers import SamplerName
 from rapid.methods.dpdm.tuned import TUNED, Aim, Data
 
@@ -86,6 +86,13 @@ class DpdmGenerationSettings(SamplingSettings):
     sampler: SamplerName = Field("churn", description="churn: Heun's method with added noise")
     steps: int = Field(
         18, ge=1, le=MAX_STEPS, description="noise levels; with churn 2 steps - 1 network calls, otherwise as many"
+    )
+    last_level: float = Field(
+        SIGMA_MIN,
+        gt=0,
+        lt=SIGMA_MAX,
+        description="lowest noise level; the image is what is denoised at it. A higher one leaves out details, and the "
+        "noise of a denoiser that has not learnt them",
     )
     aim: Aim = Field(
         "downstream", description="what null settings were best for: likeness by FID, or training of classifiers"
