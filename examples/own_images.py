@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rapid.bundle.card import privacy_in_words
 from rapid.bundle.info import provenance
-from rapid.data import PrivateImages
 from rapid.data.export import write_samples
+from rapid.data.private import PrivateImages
 from rapid.methods import load_settings, open_generator
 from rapid.runtime import choose_device
 from rapid.sampling.generate import generate

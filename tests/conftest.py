@@ -15,7 +15,8 @@ from methods.tiny import TINY as METHODS
 from tests_support import TINY, export_networks
 
 from rapid.bundle import Bundle
-from rapid.data import PrivateImages, load_images, sample_path
+from rapid.data import load_images, sample_path
+from rapid.data.private import PrivateImages
 from rapid.methods import apply_overrides, load_settings
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.stages.private import train_private_bundle

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from rapid.bundle import Bundle
 from rapid.config.sections import MethodSettings, Training
-from rapid.data import PrivateImages
+from rapid.data.private import PrivateImages
 from rapid.stages.private import train_private_bundle
 from rapid.stopping import stop_on_signal
 from rapid.training import Checkpoint, RunFolder

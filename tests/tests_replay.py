@@ -27,7 +27,8 @@ from tests_tracing import Place, first_difference, places_executed
 from torch import Tensor
 
 from rapid.config.sections import MethodSettings
-from rapid.data import ImageSet, PrivateImages
+from rapid.data import ImageSet
+from rapid.data.private import PrivateImages
 from rapid.dp import PrivateAccess, PrivateTensor, access
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.methods import apply_overrides

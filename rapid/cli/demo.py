@@ -15,7 +15,8 @@ from rapid.bundle import Bundle
 from rapid.bundle.card import privacy_in_words
 from rapid.bundle.networks import open_networks
 from rapid.config.presets import networks_settings
-from rapid.data import PrivateImages, sample_path
+from rapid.data import sample_path
+from rapid.data.private import PrivateImages
 from rapid.files import replacing
 from rapid.methods.rapid import METHOD
 from rapid.methods.rapid.generator import RapidGenerator

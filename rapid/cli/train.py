@@ -14,8 +14,9 @@ from rapid.cli.build import MINUTES, settings_without_base
 from rapid.cli.tables import plan_table
 from rapid.config.presets import private_settings
 from rapid.config.sections import DpSgdSettings, MethodSettings
-from rapid.data import ImageSet, PrivateImages
+from rapid.data import ImageSet
 from rapid.data.classes import UNDECLARED, read_classes
+from rapid.data.private import PrivateImages
 from rapid.data.units import ONE_IMAGE, ONE_PERSON, PeopleFrom
 from rapid.dp import PublicFacts, Ranks, default_delta
 from rapid.dp.proposal import EXPLANATION, choices, propose

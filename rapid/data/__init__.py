@@ -3,13 +3,11 @@
 from rapid.data.fit import fit_images, to_uint8, to_unit_range
 from rapid.data.image_set import ImageSet, join
 from rapid.data.images import load_images
-from rapid.data.private import PrivateImages
 from rapid.data.samples import sample_path
 from rapid.data.splits import split_indices
 
 __all__ = [
     "ImageSet",
-    "PrivateImages",
     "fit_images",
     "join",
     "load_images",

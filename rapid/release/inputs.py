@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid.bundle import Bundle
-from rapid.data import ImageSet, PrivateImages, fit_images, load_images
+from rapid.data import ImageSet, fit_images, load_images
+from rapid.data.private import PrivateImages
 from rapid.data.units import ONE_PERSON, plural
 from rapid.dp.ledger import default_path
 from rapid.errors import InputError

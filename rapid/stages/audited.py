@@ -22,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from rapid.config.sections import MethodSettings
-from rapid.data import ImageSet, PrivateImages, fit_images, load_images
+from rapid.data import ImageSet, fit_images, load_images
+from rapid.data.private import PrivateImages
 from rapid.dp.attempts import counted, steps_of
 from rapid.dp.audit.canaries import CanaryAccess, canaries_among, canary_images
 from rapid.dp.audit.evidence import NOISE, RATE, SENSITIVITY, Evidence, bound, bound_if

@@ -16,8 +16,9 @@ import torch
 from rapid.bundle import Bundle, BundleConfig, Component, is_finished, write_bundle
 from rapid.bundle.card import private_card
 from rapid.config.sections import DpSgdSettings, MethodSettings
-from rapid.data import ImageSet, PrivateImages, fit_images
+from rapid.data import ImageSet, fit_images
 from rapid.data.classes import UNDECLARED, UNDECLARED_NOTE
+from rapid.data.private import PrivateImages
 from rapid.data.units import ONE_IMAGE, ONE_PERSON
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget, calibrate

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from rapid.config.sections import DpSgdSettings, ImageSettings, MethodSettings
-from rapid.data import PrivateImages
+from rapid.data.private import PrivateImages
 from rapid.dp.access import PrivateAccess
 from rapid.dp.execution import Execution
 from rapid.dp.rows import PrivateTensor, Rows

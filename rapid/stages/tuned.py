@@ -25,7 +25,7 @@ from torch import Tensor
 from rapid.bundle import Bundle, is_finished, write_bundle
 from rapid.bundle.format import CARD
 from rapid.config.sections import MethodSettings
-from rapid.data import PrivateImages
+from rapid.data.private import PrivateImages
 from rapid.dp.access import PrivateAccess
 from rapid.dp.ledger import Ledger, Limit, Spent, default_path
 from rapid.dp.releases import default_delta

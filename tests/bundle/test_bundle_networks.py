@@ -13,7 +13,7 @@ from tests_support import export_networks
 from rapid.bundle import Bundle
 from rapid.bundle.networks import builtin_names, open_networks
 from rapid.config.presets import networks_settings
-from rapid.data import PrivateImages
+from rapid.data.private import PrivateImages
 from rapid.errors import InputError
 from rapid.methods.rapid import METHOD
 from rapid.methods.rapid.generator import RapidGenerator

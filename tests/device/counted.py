@@ -12,7 +12,7 @@ import torch
 from device.pretend import counting
 
 from rapid.bundle import Bundle
-from rapid.data import PrivateImages
+from rapid.data.private import PrivateImages
 from rapid.methods import apply_overrides, generator_of
 from rapid.methods.rapid.networks import DenoiserRecipe, train_denoiser
 from rapid.methods.rapid.settings import RapidSettings

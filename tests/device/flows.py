@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rapid.bundle import Bundle
 from rapid.config.sections import MethodSettings
-from rapid.data import PrivateImages
+from rapid.data.private import PrivateImages
 from rapid.errors import Stopped
 from rapid.evaluate import Request, report
 from rapid.methods import find_method, generator_of

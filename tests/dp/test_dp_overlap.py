@@ -13,7 +13,8 @@ from tests_process import run
 
 from rapid.bundle import Bundle, Thumbnails
 from rapid.config.sections import ImageSettings
-from rapid.data import ImageSet, PrivateImages, fit_images, load_images
+from rapid.data import ImageSet, fit_images, load_images
+from rapid.data.private import PrivateImages
 from rapid.data.thumbnails import thumbnails
 from rapid.dp import Budget, PrivateAccess, PublicFacts, QuerySpec, Release, calibrate
 from rapid.dp.accounting import prv_epsilon, single_noise_multiplier

@@ -11,7 +11,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from rapid.bundle import Bundle
-from rapid.data import ImageSet, PrivateImages, fit_images, load_images, sample_path, to_unit_range
+from rapid.data import ImageSet, fit_images, load_images, sample_path, to_unit_range
+from rapid.data.private import PrivateImages
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.accounting import prv_epsilon
 from rapid.dp.budget import Budget, calibrate

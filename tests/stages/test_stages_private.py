@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rapid.bundle import Bundle
-from rapid.data import PrivateImages
+from rapid.data.private import PrivateImages
 from rapid.dp.accounting import prv_epsilon
 from rapid.dp.events import event_from_json
 from rapid.errors import InputError

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rapid.bundle import Bundle
 from rapid.bundle.card import privacy_in_words
-from rapid.data import PrivateImages
+from rapid.data.private import PrivateImages
 from rapid.dp.accounting import prv_epsilon
 from rapid.dp.ledger import Ledger, Limit
 from rapid.dp.selection import Selection

@@ -19,6 +19,7 @@ Labels of fakes are uniform: how many real images a class has is private.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
@@ -33,6 +34,9 @@ from rapid.nn.gan import GanDiscriminator, GanGenerator
 from rapid.ranks import Ranks
 from rapid.training.average import WeightAverage
 from rapid.training.loop import Stateful
+
+LEAST_RATIO = 1e-5
+"""Added to the ratio of distances, which may be 0."""
 
 
 def adam(network: torch.nn.Module, learning_rate: float, settings: DpGanPrivateSettings) -> torch.optim.Adam:
@@ -49,6 +53,26 @@ def loss_of_real(discriminator: GanDiscriminator, images: Tensor, labels: Tensor
 def loss_of_fakes(discriminator: GanDiscriminator, images: Tensor, labels: Tensor) -> Tensor:
     """-log(1 - D) of fakes, float (n,)."""
     return F.softplus(discriminator(images, labels))
+
+
+def closeness(images: Tensor, others: Tensor, latents: Tensor, other_latents: Tensor) -> Tensor:
+    """The mode-seeking loss of pairs of fakes of one class: 1 / (distance of the images / distance of their latents).
+
+    Mao, Lee, Tseng, Ma, Yang: Mode Seeking Generative Adversarial Networks for Diverse Image Synthesis (CVPR 2019),
+    Section 3.2, here for each pair instead of for the means of a batch. Distances are mean absolute differences.
+
+    Args:
+        images: float (n, C, H, W).
+        others: the same with other latents.
+        latents: of `images`, float (n, length).
+        other_latents: of `others`.
+
+    Returns:
+        float (n,).
+    """
+    of_images = (images - others).float().abs().flatten(1).mean(1)
+    of_latents = (latents - other_latents).abs().mean(1)
+    return 1 / (of_images / of_latents + LEAST_RATIO)
 
 
 class FakeSide:
@@ -138,15 +162,21 @@ class FakeSide:
             return loss_of_fakes(self._discriminator, images, labels)
 
     def _update(self) -> None:
-        """One step of the generator on B new fakes, with the non-saturating loss -log D(G(u, v), v)."""
+        """One step of the generator on B new fakes, with the loss -log D(G(u, v), v) + weight * closeness of pairs."""
         parameters = list(self._generator.parameters())
         # the gradients, and last the number of fakes that the discriminator recognises
         flat = torch.zeros(sum(p.numel() for p in parameters) + 1, dtype=torch.float64, device=self._device)
-        for latents, labels in self._pieces():
+        weight = self._settings.mode_seeking
+        for latents, labels, *others in self._pieces(further=1 if weight else 0):
             with self._autocast():
-                logits = self._discriminator(self._generator(latents, labels), labels)
-            loss = F.softplus(-logits).sum() / self._settings.expected_batch
-            gradients = torch.autograd.grad(loss, parameters)
+                images = self._generator(latents, labels)
+                logits = self._discriminator(images, labels)
+            losses = F.softplus(-logits)
+            for other in others:
+                with self._autocast():
+                    apart = self._generator(other, labels)
+                losses = losses + weight * closeness(images, apart, latents, other)
+            gradients = torch.autograd.grad(losses.sum() / self._settings.expected_batch, parameters)
             flat[:-1] += torch.cat([gradient.flatten() for gradient in gradients])
             flat[-1] += (logits.detach() < 0).sum()
         self._ranks.all_reduce(flat)
@@ -158,17 +188,17 @@ class FakeSide:
         if self._average is not None:
             self._average.update_parameters(self._generator)
 
-    def _pieces(self) -> list[tuple[Tensor, Tensor]]:
-        """Latents, float (n, latent), and labels, int64 (n,), of this rank's share of B fakes."""
+    def _pieces(self, further: int = 0) -> list[tuple[Tensor, ...]]:
+        """Latents, float (n, latent), labels, int64 (n,), and further latents of this rank's share of B fakes."""
         if self._count == 0:
             return []
-        length, classes = self._generator.config["latent"], self._generator.config["classes"]
-        latents = self._draws.normal(self._count * length).view(self._count, length)
+        shape, classes = (self._count, self._generator.config["latent"]), self._generator.config["classes"]
+        latents = self._draws.normal(math.prod(shape)).view(shape)
         # uniform numbers lie in (0, 1]
         labels = (self._draws.uniform(self._count) * classes).ceil().long().clamp(min=1) - 1
-        most = self._settings.draws_at_a_time
-        pairs = zip(latents.to(self._device).split(most), labels.to(self._device).split(most), strict=True)
-        return list(pairs)
+        others = [self._draws.normal(math.prod(shape)).view(shape) for _ in range(further)]
+        parts = (rows.to(self._device).split(self._settings.draws_at_a_time) for rows in (latents, labels, *others))
+        return list(zip(*parts, strict=True))
 
     def _autocast(self) -> torch.autocast:
         # without the cache, see `PrivateMechanism`

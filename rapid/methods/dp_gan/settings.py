@@ -54,6 +54,9 @@ class DpGanPrivateSettings(DpSgdSettings):
         10, ge=1, description="n_D, discriminator steps a generator step; null: adaptive"
     )
     controller: ControllerSettings = ControllerSettings(decay=0.95)
+    mode_seeking: float = Field(
+        0.0, ge=0, description="weight of the loss that keeps fakes of a class apart (MSGAN); 0: none, the paper"
+    )
 
 
 class DpGanSettings(MethodSettings):

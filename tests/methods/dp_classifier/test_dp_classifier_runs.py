@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from rapid.bundle import Bundle
 from rapid.config.presets import preset_names
-from rapid.data import PrivateImages, load_images, to_unit_range
+from rapid.data import load_images, to_unit_range
+from rapid.data.private import PrivateImages
 from rapid.data.views import DRAWS
 from rapid.dp.access import PublicFacts
 from rapid.dp.randomness import Randomness

@@ -18,7 +18,8 @@ from tests_support import assert_same_images
 
 from rapid.bundle import Bundle
 from rapid.config.presets import build_settings, preset_names
-from rapid.data import ImageSet, PrivateImages, load_images
+from rapid.data import ImageSet, load_images
+from rapid.data.private import PrivateImages
 from rapid.diffusion.solvers import Solver
 from rapid.dp import PublicFacts
 from rapid.errors import InputError

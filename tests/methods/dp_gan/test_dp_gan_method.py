@@ -14,7 +14,8 @@ from tests_process import run
 from tests_support import assert_same_images
 
 from rapid.bundle import Bundle
-from rapid.data import ImageSet, PrivateImages, load_images
+from rapid.data import ImageSet, load_images
+from rapid.data.private import PrivateImages
 from rapid.dp import PublicFacts
 from rapid.dp.events import dp_sgd_event
 from rapid.methods import apply_overrides, find_method, load_settings

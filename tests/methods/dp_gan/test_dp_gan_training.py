@@ -19,7 +19,7 @@ from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.randomness import Randomness
 from rapid.errors import InputError
 from rapid.methods import apply_overrides
-from rapid.methods.dp_gan.fakes import FakeSide, adam, loss_of_real
+from rapid.methods.dp_gan.fakes import FakeSide, adam, closeness, loss_of_real
 from rapid.methods.dp_gan.private_stage import build_discriminator, build_generator, releases, train_private
 from rapid.methods.dp_gan.settings import DpGanSettings
 from rapid.nn.gan import GanDiscriminator, GanGenerator
@@ -173,6 +173,40 @@ def test_generator_steps_are_those_of_adam_on_the_non_saturating_loss(decay: flo
         weights[1] = [torch.lerp(a, b, 0.75) for a, b in zip(*weights, strict=True)]
     for found, wanted in zip(fakes.trained().parameters(), weights[1], strict=True):
         torch.testing.assert_close(found.detach(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_mode_seeking_adds_the_inverse_ratio_of_distances_of_pairs() -> None:
+    """A step of plain Adam on the loss as the paper has it, one pair of fakes of a class at a time."""
+    settings = settings_with("private.ema_decay=0", "private.discriminator_steps=1", "private.mode_seeking=0.5")
+    network, generator = networks(settings)
+    _, expected = networks(settings)
+    fakes = FakeSide(generator, network, settings.private, Randomness(Repeated()))
+    fakes.after_step(1)
+    draws = Randomness(Repeated())
+    latents = draws.normal(SIZE * LATENT).view(SIZE, LATENT)
+    labels = (draws.uniform(SIZE) * CLASSES).ceil().long() - 1
+    others = draws.normal(SIZE * LATENT).view(SIZE, LATENT)
+    losses = []
+    for i in range(SIZE):
+        one, other = (expected(z[i : i + 1], labels[i : i + 1]) for z in (latents, others))
+        probability = torch.sigmoid(network(one, labels[i : i + 1]))
+        between = sum(abs(a - b) for a, b in zip(one.flatten(), other.flatten(), strict=True)) / one.numel()
+        of_latents = np.abs((latents[i] - others[i]).numpy()).mean()
+        losses.append(-torch.log(probability).sum() + 0.5 / (between / of_latents + 1e-5))
+    optimizer = torch.optim.Adam(expected.parameters(), lr=1e-3, betas=(0.5, 0.999))
+    sum(losses).div(SIZE).backward(inputs=list(expected.parameters()))
+    optimizer.step()
+    for found, wanted in zip(generator.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(found.detach(), wanted.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_fakes_that_are_alike_are_driven_apart() -> None:
+    """However alike they are, the loss is finite and smaller the further apart they are."""
+    latents, others = torch.zeros(3, LATENT), torch.full((3, LATENT), 2.0)
+    images = torch.zeros(3, 1, 8, 8)
+    apart = images + torch.tensor([0.0, 0.5, 1.0]).view(3, 1, 1, 1)
+    found = closeness(images, apart, latents, others)
+    torch.testing.assert_close(found, torch.tensor([1e5, 4.0, 2.0]), rtol=1e-4, atol=0)
 
 
 def test_both_adams_have_the_betas_of_the_paper() -> None:

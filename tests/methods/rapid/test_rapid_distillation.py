@@ -17,7 +17,8 @@ from hypothesis.extra import numpy as npst
 from numpy.typing import NDArray
 
 from rapid.bundle import Bundle
-from rapid.data import PrivateImages, to_unit_range
+from rapid.data import to_unit_range
+from rapid.data.private import PrivateImages
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import noise_prediction_loss
 from rapid.errors import InputError, Stopped

@@ -15,7 +15,8 @@ from tests_support import assert_same_images
 from torch import Tensor
 
 from rapid.bundle import Bundle
-from rapid.data import ImageSet, PrivateImages
+from rapid.data import ImageSet
+from rapid.data.private import PrivateImages
 from rapid.dp import PrivateAccess, PublicFacts, calibrate
 from rapid.dp.rows import PrivateTensor
 from rapid.errors import InputError

@@ -15,7 +15,8 @@ from hypothesis.extra.numpy import arrays
 from scipy.optimize import linprog
 
 from rapid.bundle import Bundle
-from rapid.data import ImageSet, PrivateImages, load_images
+from rapid.data import ImageSet, load_images
+from rapid.data.private import PrivateImages
 from rapid.dp import PrivateAccess, PublicFacts, calibrate
 from rapid.methods import apply_overrides, generator_of
 from rapid.methods.rapid.generator import RapidSampler

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 
 from rapid.bundle import Bundle
-from rapid.data import ImageSet, PrivateImages
+from rapid.data import ImageSet
+from rapid.data.private import PrivateImages
 from rapid.dp import PrivateAccess, PublicFacts, calibrate
 from rapid.dp.queries import clipped_rows
 from rapid.methods import apply_overrides
