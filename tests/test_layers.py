@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = (
-    "cli", "release", "evaluate", "stages", "interop", "methods", "probe", "sampling", "bundle", "dp", "training", "nn",
-    "diffusion", "data", "config",
+    "cli", "release", "evaluate", "stages", "interop", "methods", "probe", "tones", "sampling", "bundle", "dp",
+    "training", "nn", "diffusion", "data", "config",
 )  # fmt: skip
 """Folders of rapid; each may import those behind it. The single modules of rapid lie below all of them."""
 SERVER_MAY = ("rapid.sampling", "rapid.bundle", "rapid.errors", "rapid.pictures")

@@ -216,6 +216,14 @@ class PrivateSettings(Section):
     )
 
 
+class TonesSettings(Section):
+    """The mean histogram of the pixels of private images, released once; generated images get the same tones."""
+
+    share: float = Field(
+        0.0, ge=0, lt=1, description="of epsilon that it would spend by itself; 0: images keep the tones of the model"
+    )
+
+
 class DpSgdSettings(PrivateSettings):
     """DP-SGD of a method's main network."""
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rapid.errors import InputError
 from rapid.ranks import Ranks
 from rapid.sampling.acceptance import AcceptanceRate, Tally
-from rapid.sampling.generator import Generator, Trajectories
+from rapid.sampling.generator import Sampler, Trajectories
 from rapid.sampling.request import Request
 from rapid.sampling.streams import MAX_SEED
 
@@ -43,7 +43,7 @@ class Samples:
 
 
 def generate(
-    generator: Generator,
+    generator: Sampler,
     count: int,
     labels: Sequence[int] | None = None,
     seed: int | None = None,
@@ -71,7 +71,7 @@ def generate(
 
 
 def generate_together(
-    generator: Generator,
+    generator: Sampler,
     ranks: Ranks,
     count: int,
     labels: Sequence[int] | None = None,
@@ -126,7 +126,7 @@ def generate_together(
 
 
 def make_request(
-    generator: Generator,
+    generator: Sampler,
     count: int,
     labels: Sequence[int] | None = None,
     seed: int | None = None,
@@ -203,18 +203,18 @@ Made = tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.float32] | None]
 """Numbers of candidates, their images, and the probabilities of their classes; see `Request.offer`."""
 
 
-def _draw(generator: Generator, request: Request) -> _Batch:
+def _draw(generator: Sampler, request: Request) -> _Batch:
     """The next batch of candidates."""
     return _Batch(*request.draw(generator.batch_size), request.seed, request.steps)
 
 
-def _ahead(generator: Generator, request: Request, count: int) -> list[_Batch]:
+def _ahead(generator: Sampler, request: Request, count: int) -> list[_Batch]:
     """At most so many batches, as they would follow if those in flight changed nothing."""
     drawn = request.preview(generator.batch_size, count)
     return [_Batch(numbers, labels, request.seed, request.steps) for numbers, labels in drawn if len(numbers)]
 
 
-def _make(generator: Generator, trajectories: Trajectories, batch: _Batch) -> Made:
+def _make(generator: Sampler, trajectories: Trajectories, batch: _Batch) -> Made:
     """Make the candidates of a batch."""
     rows = trajectories.begin(batch.seed, batch.numbers, batch.labels, batch.steps)
     number_of = dict(zip(rows.tolist(), batch.numbers.tolist(), strict=True))

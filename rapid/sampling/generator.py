@@ -1,6 +1,6 @@
 """The sampling protocol: all that the command line and the server know of a model that makes images.
 
-A generator turns candidates into images. A candidate is a noise stream (seed and number, see `rapid.sampling.streams`)
+A sampler turns candidates into images. A candidate is a noise stream (seed and number, see `rapid.sampling.streams`)
 and a class. `Trajectories` holds the candidates in flight, one per row, and advances any subset of them by one network
 call in one batch, so that the batch can change at every step. A method with a single network call per image is the case
 in which `advance` finishes every row that it is given.
@@ -26,7 +26,7 @@ class Finished(NamedTuple):
     rows: NDArray[np.int64]
     """Their numbers, int64 (n,); the rows are free again."""
     latents: Tensor
-    """What `Generator.decode` turns into images, float (n, ...)."""
+    """What `Sampler.decode` turns into images, float (n, ...)."""
     records: NDArray[np.int64]
     """Knowledge base record that each started from, int64 (n,); -1 if it started from noise alone."""
 
@@ -52,7 +52,7 @@ class Trajectories(Protocol):
             seeds: one seed for all, or one for each, int64 (n,).
             numbers: numbers of the candidates, int64 (n,); n may be 0.
             labels: their classes, int64 (n,); None for a model without classes.
-            steps: as in `Generator.calls`.
+            steps: as in `Sampler.calls`.
 
         Returns:
             The rows that they occupy, int64 (n,).
@@ -68,13 +68,8 @@ class Trajectories(Protocol):
         ...
 
 
-class Generator(Protocol):
-    """A model that makes images, as read from a bundle."""
-
-    @property
-    def bundle(self) -> Bundle:
-        """Where the model comes from: its name, digest and privacy statement."""
-        ...
+class Sampler(Protocol):
+    """A model that makes images."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -145,4 +140,13 @@ class Generator(Protocol):
         Raises:
             InputError: there is no such record; the field is "record".
         """
+        ...
+
+
+class Generator(Sampler, Protocol):
+    """A model that makes images, as read from a bundle."""
+
+    @property
+    def bundle(self) -> Bundle:
+        """Where the model comes from: its name, digest and privacy statement."""
         ...

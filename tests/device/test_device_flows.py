@@ -110,7 +110,8 @@ def test_evaluate_makes_the_report_of_a_cpu(digits: Path, letters: Path, private
 def test_each_method_trains_and_generates(tmp_path: Path, letters: Path, digits: Path, method: str) -> None:
     tiny = TINY[method]
     tree = tiny["settings"] | (tiny["public"] or {}) | {"method": method}
-    settings = apply_overrides(tree, ["private.precision=bfloat16"])
+    more = [] if method == "dp-classifier" else ["private.tones.share=0.2"]
+    settings = apply_overrides(tree, ["private.precision=bfloat16", *more])
     base = None
     if tiny["public"] is not None:
         base = tmp_path / "base"

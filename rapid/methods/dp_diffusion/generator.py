@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rapid.bundle import Bundle
-from rapid.data import to_uint8
+from rapid.bundle.format import Kind
 from rapid.diffusion.solvers import Solver, late_grid
 from rapid.errors import InputError
 from rapid.methods.dp_diffusion.networks import build_schedule, from_patches
@@ -19,15 +19,27 @@ from rapid.nn.denoiser import guided
 from rapid.runtime import place
 from rapid.sampling.linear_trajectories import Entry, LinearTrajectories, Phase, Route
 from rapid.sampling.streams import Streams, normal
+from rapid.tones.curve import ToneCurve, stored_tones, toned
 
 
-class PixelGenerator:
-    """Samples from a public or private bundle; implements `rapid.sampling.generator.Generator`.
+class PixelSampler:
+    """Samples with a trained denoiser: all of `PixelGenerator` but the bundle.
 
     Args:
-        bundle: a public or a private bundle.
+        denoiser: trained.
+        own: settings of the training.
+        kind: of the training.
+        classes: names of the classes of the images; empty if they have no labels.
         device: where the network runs.
-        settings: of generation; default: the bundle's own.
+        settings: of generation.
+        tones: the curve of generated images; None where none was fitted.
+
+    Attributes:
+        classes: as given; empty for a network that was not told the classes of the public images.
+        image_shape: (H, W) or (H, W, 3).
+        latent_shape: (C, H, W) of an image with its patches as channels.
+        device: as given.
+        settings: as given.
 
     Raises:
         InputError: guidance of a model that has no classes, or was never trained with the null class.
@@ -36,17 +48,24 @@ class PixelGenerator:
     attempts = 1
     records = 0
 
-    def __init__(self, bundle: Bundle, device: torch.device, settings: PixelSamplingSettings | None = None) -> None:
-        own = bundle.settings_as(DpDiffusionSettings)
-        self.bundle, self.device, self.image_shape = bundle, device, bundle.image_shape
-        self.settings = settings or own.generation
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        own: DpDiffusionSettings,
+        kind: Kind,
+        classes: tuple[str, ...],
+        device: torch.device,
+        settings: PixelSamplingSettings,
+        tones: ToneCurve | None = None,
+    ) -> None:
+        self.device, self.settings, self.image_shape = device, settings, own.image.shape
         self.latent_shape: tuple[int, ...] = own.latent_shape
         self._patch = own.denoiser.patch
-        self._denoiser = place(bundle.component(DENOISER, Denoiser), device)
-        # a public bundle may have labelled images, but a network that was not told their classes
-        self.classes: tuple[str, ...] = bundle.classes if self._denoiser.num_classes else ()
+        self._denoiser = place(denoiser, device)
+        self._tones = None if tones is None else place(tones, device)
+        self.classes: tuple[str, ...] = classes if self._denoiser.num_classes else ()
         dropout = own.denoiser.label_dropout * own.denoiser.pretrained
-        if bundle.config.kind == "private":
+        if kind == "private":
             dropout = max(dropout, own.private.label_dropout)
         if self.settings.guidance != 1 and not (self.classes and dropout):
             # there are not both a class and the null class to compare
@@ -80,7 +99,7 @@ class PixelGenerator:
 
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
         """Images, uint8 (n, H, W) or (n, H, W, 3), of pixels in patches, float (n, c, h, w)."""
-        return to_uint8(from_patches(latents, self._patch))
+        return toned(from_patches(latents, self._patch), self._tones)
 
     def label(self, images: NDArray[np.uint8]) -> None:
         """None: there is no probe."""
@@ -117,3 +136,22 @@ class PixelGenerator:
         y = self._denoiser.null_labels(len(x)) if labels is None else labels
         noise = guided(self._denoiser, x, t, y, self.settings.guidance)
         return self._schedule.clipped_noise(x, noise, t, self.settings.clip_range)
+
+
+class PixelGenerator(PixelSampler):
+    """Samples from a public or private bundle; implements `rapid.sampling.generator.Generator`.
+
+    Args:
+        bundle: a public or a private bundle.
+        device: where the network runs.
+        settings: of generation; default: the bundle's own.
+
+    Attributes:
+        bundle: as given.
+    """
+
+    def __init__(self, bundle: Bundle, device: torch.device, settings: PixelSamplingSettings | None = None) -> None:
+        own = bundle.settings_as(DpDiffusionSettings)
+        denoiser, kind = bundle.component(DENOISER, Denoiser), bundle.config.kind
+        super().__init__(denoiser, own, kind, bundle.classes, device, settings or own.generation, stored_tones(bundle))
+        self.bundle = bundle

@@ -17,11 +17,14 @@ from rapid.dp.releases import DpSgdSpec, QuerySpec
 from rapid.dp.training_spec import training_spec
 from rapid.errors import InputError
 from rapid.methods.base import Description
+from rapid.methods.dp_diffusion.generator import PixelSampler
 from rapid.methods.dp_diffusion.networks import build_denoiser, with_private_classes
 from rapid.methods.dp_diffusion.objective import PrivateObjective
 from rapid.methods.dp_diffusion.public_stage import DENOISER, THUMBNAILS, public_facts
 from rapid.methods.dp_diffusion.settings import DpDiffusionPrivateSettings, DpDiffusionSettings
 from rapid.nn import Denoiser
+from rapid.tones.fit import released_tones
+from rapid.tones.release import tones_specs
 from rapid.training import Trainer
 from rapid.training.optimizers import build_optimizer, noisy_schedule, select_trainable
 
@@ -33,7 +36,7 @@ UNCONDITIONED = (
 
 
 def releases(settings: DpDiffusionSettings, facts: PublicFacts, base: Bundle | None) -> Sequence[DpSgdSpec | QuerySpec]:
-    """Overlap check, unless it has no share, and denoiser.
+    """Overlap check and tones, unless they have no share, and denoiser.
 
     Args:
         settings: share of epsilon, steps, batch, clip norm.
@@ -50,11 +53,11 @@ def releases(settings: DpDiffusionSettings, facts: PublicFacts, base: Bundle | N
     if own.overlap.share > 0:
         specs.append(overlap_spec(size, own.overlap.share, facts.unit))
     specs.append(training_spec(DENOISER, TITLE, own, facts))
-    return specs
+    return [*specs, *tones_specs(own.tones, size)]
 
 
 def train_private(access: PrivateAccess, base: Bundle | None, settings: DpDiffusionSettings) -> Mapping[str, Component]:
-    """Spend the budget, and return the components of the private bundle: the denoiser alone.
+    """Spend the budget, and return the components of the private bundle: the denoiser, and tones.
 
     Args:
         access: the private images.
@@ -86,7 +89,10 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: DpDiffus
         [access.images, labels],
         execution=Execution.of(own),
     )
-    return {DENOISER: denoiser}
+    return {DENOISER: denoiser} | released_tones(
+        access,
+        lambda: PixelSampler(denoiser, settings, "private", access.facts.classes, access.device, settings.generation),
+    )
 
 
 def describe_private(settings: DpDiffusionSettings, base: Bundle | None, budget: Budget) -> Description:

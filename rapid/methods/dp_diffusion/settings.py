@@ -15,6 +15,7 @@ from rapid.config.sections import (
     OverlapSettings,
     SamplingSettings,
     Section,
+    TonesSettings,
     ViewSettings,
 )
 
@@ -83,6 +84,7 @@ class DpDiffusionPrivateSettings(DpSgdSettings):
     )
     views: ViewSettings = ViewSettings()
     overlap: OverlapSettings = OverlapSettings()
+    tones: TonesSettings = TonesSettings()
 
 
 class PixelSamplingSettings(SamplingSettings):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rapid.dp.access import PrivateAccess, PublicFacts
     from rapid.dp.audit import Subject
     from rapid.dp.budget import Budget
-    from rapid.dp.releases import DpSgdSpec
+    from rapid.dp.releases import DpSgdSpec, QuerySpec
     from rapid.sampling.generator import Generator
 
 
@@ -42,7 +42,9 @@ class DpGan:
         """There is no public stage."""
         raise InputError("method", "has no public stage; start with train-private", self.name)
 
-    def releases(self, settings: DpGanSettings, facts: PublicFacts, base: Bundle | None) -> Sequence[DpSgdSpec]:
+    def releases(
+        self, settings: DpGanSettings, facts: PublicFacts, base: Bundle | None
+    ) -> Sequence[DpSgdSpec | QuerySpec]:
         """The discriminator."""
         from rapid.methods.dp_gan.private_stage import releases
 

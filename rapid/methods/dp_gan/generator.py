@@ -11,25 +11,28 @@ from torch import Tensor
 
 from rapid.bundle import Bundle
 from rapid.config.sections import SamplingSettings
-from rapid.data import to_uint8
 from rapid.errors import InputError
 from rapid.nn.gan import GanGenerator
 from rapid.runtime import place
 from rapid.sampling.one_call import OneCallTrajectories
 from rapid.sampling.streams import Streams, normal
+from rapid.tones.curve import ToneCurve, stored_tones, toned
+
+GENERATOR = "generator"
 
 
-class DpGanGenerator:
-    """Images of the bundle's generator; implements `rapid.sampling.generator.Generator`.
+class DpGanSampler:
+    """Samples with a trained generator: all of `DpGanGenerator` but the bundle.
 
     Args:
-        bundle: a private bundle.
+        network: trained.
+        classes: names of the classes; empty for an unconditional model.
         device: where the network runs.
         settings: of generation.
+        tones: the curve of generated images; None where none was fitted.
 
     Attributes:
-        bundle: as given.
-        classes: names of the classes; empty for an unconditional model.
+        classes: as given.
         image_shape: (H, W) or (H, W, 3).
         latent_shape: (C, H, W): what `decode` gets are images in [-1, 1].
         batch_size: rows per network call when nothing else is served.
@@ -38,13 +41,21 @@ class DpGanGenerator:
     steps = max_steps = attempts = 1
     records = 0
 
-    def __init__(self, bundle: Bundle, device: torch.device, settings: SamplingSettings) -> None:
-        self.bundle, self.classes, self.image_shape = bundle, bundle.classes, bundle.image_shape
-        self.batch_size = settings.batch_size
-        self._network = place(bundle.component("generator", GanGenerator), device)
+    def __init__(
+        self,
+        network: GanGenerator,
+        classes: tuple[str, ...],
+        device: torch.device,
+        settings: SamplingSettings,
+        tones: ToneCurve | None = None,
+    ) -> None:
+        self.classes, self.batch_size = classes, settings.batch_size
+        self._network = place(network, device)
+        self._tones = None if tones is None else place(tones, device)
         self._device = device
-        size = self._network.config["size"]
-        self.latent_shape: tuple[int, ...] = (self._network.config["image_channels"], size, size)
+        size, channels = network.config["size"], network.config["image_channels"]
+        self.latent_shape: tuple[int, ...] = (channels, size, size)
+        self.image_shape: tuple[int, ...] = (size, size) + ((channels,) if channels > 1 else ())
 
     def calls(self, steps: int | None = None) -> int:
         """Network calls of one image: 1."""
@@ -65,7 +76,7 @@ class DpGanGenerator:
 
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
         """Images, uint8 (n, H, W) or (n, H, W, 3), of images in [-1, 1], float (n, C, H, W)."""
-        return to_uint8(latents)
+        return toned(latents, self._tones)
 
     def label(self, images: NDArray[np.uint8]) -> None:
         """There is no probe."""
@@ -81,3 +92,21 @@ class DpGanGenerator:
             InputError: always.
         """
         raise InputError("record", "this model has no knowledge base", records.tolist()[0])
+
+
+class DpGanGenerator(DpGanSampler):
+    """Images of the bundle's generator; implements `rapid.sampling.generator.Generator`.
+
+    Args:
+        bundle: a private bundle.
+        device: where the network runs.
+        settings: of generation.
+
+    Attributes:
+        bundle: as given.
+    """
+
+    def __init__(self, bundle: Bundle, device: torch.device, settings: SamplingSettings) -> None:
+        network = bundle.component(GENERATOR, GanGenerator)
+        super().__init__(network, bundle.classes, device, settings, stored_tones(bundle))
+        self.bundle = bundle

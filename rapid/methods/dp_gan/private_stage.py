@@ -13,23 +13,26 @@ from rapid.data import to_unit_range
 from rapid.data.units import ONE_PERSON
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.execution import Execution
-from rapid.dp.releases import DpSgdSpec
+from rapid.dp.releases import DpSgdSpec, QuerySpec
 from rapid.dp.training_spec import training_spec
 from rapid.errors import InputError
 from rapid.methods.base import Description
 from rapid.methods.dp_gan.fakes import FakeSide, adam, loss_of_real
+from rapid.methods.dp_gan.generator import GENERATOR, DpGanSampler
 from rapid.methods.dp_gan.settings import DpGanSettings
 from rapid.nn.gan import GanDiscriminator, GanGenerator
+from rapid.tones.fit import released_tones
+from rapid.tones.release import tones_specs
 from rapid.training import Trainer
 from rapid.training.optimizers import select_trainable
 
-DISCRIMINATOR, GENERATOR = "discriminator", "generator"
+DISCRIMINATOR = "discriminator"
 TYPICAL_STEPS = 10
 """n_D by which the time of adaptive steps is measured: a generator step every so often takes little."""
 
 
-def releases(settings: DpGanSettings, facts: PublicFacts) -> Sequence[DpSgdSpec]:
-    """The training of the discriminator, which is charged by its steps. All of the generator's is post-processing.
+def releases(settings: DpGanSettings, facts: PublicFacts) -> Sequence[DpSgdSpec | QuerySpec]:
+    """The training of the discriminator, charged by its steps, and tones. All of the generator's is post-processing.
 
     Args:
         settings: batch, steps, clip norm.
@@ -49,12 +52,13 @@ def releases(settings: DpGanSettings, facts: PublicFacts) -> Sequence[DpSgdSpec]
             "discriminator of a GAN, on real images; its generator learns from the discriminator alone",
             own,
             facts,
-        )
+        ),
+        *tones_specs(own.tones, facts.dataset_size),
     ]
 
 
 def train_private(access: PrivateAccess, settings: DpGanSettings) -> Mapping[str, Component]:
-    """Train the GAN; the component is its generator.
+    """Train the GAN; the components are its generator, and tones if they are wanted.
 
     Args:
         access: the private images.
@@ -88,7 +92,10 @@ def train_private(access: PrivateAccess, settings: DpGanSettings) -> Mapping[str
         before_update=fakes.add_gradients,
         between_steps=fakes.after_step,
     )
-    return {GENERATOR: fakes.trained().eval()}
+    trained = fakes.trained().eval()
+    return {GENERATOR: trained} | released_tones(
+        access, lambda: DpGanSampler(trained, access.facts.classes, device, settings.generation)
+    )
 
 
 def typical(settings: DpGanSettings) -> DpGanSettings:

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rapid.config.sections import DpSgdSettings, ImageSettings, MethodSettings, SamplingSettings, Section
+from rapid.config.sections import DpSgdSettings, ImageSettings, MethodSettings, SamplingSettings, Section, TonesSettings
 
 
 class DiscriminatorSettings(Section):
@@ -54,6 +54,7 @@ class DpGanPrivateSettings(DpSgdSettings):
         10, ge=1, description="n_D, discriminator steps a generator step; null: adaptive"
     )
     controller: ControllerSettings = ControllerSettings(decay=0.95)
+    tones: TonesSettings = TonesSettings()
     mode_seeking: float = Field(
         0.0, ge=0, description="weight of the loss that keeps fakes of a class apart (MSGAN); 0: none, the paper"
     )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rapid.dp.access import PrivateAccess, PublicFacts
     from rapid.dp.audit import Subject
     from rapid.dp.budget import Budget
-    from rapid.dp.releases import DpSgdSpec
+    from rapid.dp.releases import DpSgdSpec, QuerySpec
     from rapid.sampling.generator import Generator
 
 
@@ -44,8 +44,10 @@ class Dpdm:
         """There is none."""
         raise InputError("preset", "dpdm has no public stage; start with train-private")
 
-    def releases(self, settings: DpdmSettings, facts: PublicFacts, base: Bundle | None) -> Sequence[DpSgdSpec]:
-        """The denoiser."""
+    def releases(
+        self, settings: DpdmSettings, facts: PublicFacts, base: Bundle | None
+    ) -> Sequence[DpSgdSpec | QuerySpec]:
+        """The denoiser, and tones."""
         from rapid.methods.dpdm.private_stage import releases
 
         return releases(settings, facts)
@@ -53,7 +55,7 @@ class Dpdm:
     def train_private(
         self, access: PrivateAccess, base: Bundle | None, settings: DpdmSettings
     ) -> Mapping[str, Component]:
-        """Train the denoiser."""
+        """Train the denoiser, and fit tones."""
         from rapid.methods.dpdm.private_stage import train_private
 
         return train_private(access, settings)

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rapid.bundle import Bundle
-from rapid.data import to_uint8
 from rapid.diffusion.samplers import Churn, Path
 from rapid.errors import InputError
 from rapid.methods.dpdm.settings import MAX_STEPS, DpdmGenerationSettings, DpdmSettings
@@ -17,41 +16,56 @@ from rapid.nn.preconditioned import PreconditionedDenoiser, guided
 from rapid.runtime import place
 from rapid.sampling.linear_trajectories import Entry, LinearTrajectories, Phase, Route
 from rapid.sampling.streams import Streams, normal
+from rapid.tones.curve import ToneCurve, stored_tones, toned
 
 DENOISER = "denoiser"
 
 
-class DpdmGenerator:
-    """Samples from a DPDM bundle; implements `rapid.sampling.generator.Generator`.
+class DpdmSampler:
+    """Samples with a trained denoiser: all of `DpdmGenerator` but the bundle.
 
     Args:
-        bundle: a private bundle.
+        denoiser: trained.
+        own: settings of the training.
+        classes: names of the classes; empty for an unconditional model.
+        epsilon: of the training, by which the paper chose settings.
         device: where the network runs.
         settings: of generation.
+        tones: the curve of generated images; None where none was fitted.
 
     Attributes:
-        bundle: as given.
-        classes: names of the classes; empty for an unconditional model.
+        classes: as given.
         image_shape: (H, W) or (H, W, 3).
         latent_shape: (C, H, W).
         device: as given.
         tuned: guidance and churn, with the values that the settings leave open.
+
+    Raises:
+        InputError: guidance of a model without classes, or without label dropout.
     """
 
     max_steps = MAX_STEPS
     attempts = 1
     records = 0
 
-    def __init__(self, bundle: Bundle, device: torch.device, settings: DpdmGenerationSettings) -> None:
-        own = bundle.settings_as(DpdmSettings)
-        self.bundle, self.classes, self.image_shape = bundle, bundle.classes, bundle.image_shape
+    def __init__(
+        self,
+        denoiser: PreconditionedDenoiser,
+        own: DpdmSettings,
+        classes: tuple[str, ...],
+        epsilon: float,
+        device: torch.device,
+        settings: DpdmGenerationSettings,
+        tones: ToneCurve | None = None,
+    ) -> None:
+        self.classes, self.image_shape = classes, own.image.shape
         self.latent_shape: tuple[int, ...] = own.image_shape
         self.device = device
         self._settings = settings
-        self._denoiser = place(bundle.component(DENOISER, PreconditionedDenoiser), device)
-        assert bundle.privacy is not None
-        self.tuned = _chosen(settings, float(bundle.privacy["epsilon"]))
-        if not self.classes or not own.private.label_dropout:
+        self._denoiser = place(denoiser, device)
+        self._tones = None if tones is None else place(tones, device)
+        self.tuned = _chosen(settings, epsilon)
+        if not classes or not own.private.label_dropout:
             # there are not both a class and the null class to compare
             if settings.guidance:
                 raise InputError(
@@ -97,8 +111,8 @@ class DpdmGenerator:
         return guided(self._denoiser, x, t, y, self.tuned.guidance)
 
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
-        """Images of pixels in [-1, 1], clamped."""
-        return to_uint8(latents)
+        """Images, uint8 (n, H, W) or (n, H, W, 3), of pixels in [-1, 1], float (n, C, H, W)."""
+        return toned(latents, self._tones)
 
     def label(self, images: NDArray[np.uint8]) -> None:
         """None: there is no probe."""
@@ -111,6 +125,32 @@ class DpdmGenerator:
     def record_images(self, records: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Raise InputError: there are no records."""
         raise InputError("record", "this method has no knowledge base", records[0])
+
+
+class DpdmGenerator(DpdmSampler):
+    """Samples from a DPDM bundle; implements `rapid.sampling.generator.Generator`.
+
+    Args:
+        bundle: a private bundle.
+        device: where the network runs.
+        settings: of generation.
+
+    Attributes:
+        bundle: as given.
+    """
+
+    def __init__(self, bundle: Bundle, device: torch.device, settings: DpdmGenerationSettings) -> None:
+        assert bundle.privacy is not None
+        super().__init__(
+            bundle.component(DENOISER, PreconditionedDenoiser),
+            bundle.settings_as(DpdmSettings),
+            bundle.classes,
+            float(bundle.privacy["epsilon"]),
+            device,
+            settings,
+            stored_tones(bundle),
+        )
+        self.bundle = bundle
 
 
 def _chosen(settings: DpdmGenerationSettings, epsilon: float) -> Tuned:

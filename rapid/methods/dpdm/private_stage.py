@@ -12,32 +12,34 @@ from rapid.diffusion.preconditioning import Configuration
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget
 from rapid.dp.execution import Execution
-from rapid.dp.releases import DpSgdSpec
+from rapid.dp.releases import DpSgdSpec, QuerySpec
 from rapid.dp.training_spec import training_spec
 from rapid.methods.base import Description
+from rapid.methods.dpdm.generator import DENOISER, DpdmSampler
 from rapid.methods.dpdm.objective import DenoisingObjective
 from rapid.methods.dpdm.settings import DpdmSettings
 from rapid.methods.dpdm.tuned import configuration_for
 from rapid.nn.preconditioned import PreconditionedDenoiser
+from rapid.tones.fit import released_tones
+from rapid.tones.release import tones_specs
 from rapid.training import Trainer
 from rapid.training.optimizers import build_optimizer, noisy_schedule, select_trainable
 
-DENOISER = "denoiser"
 
-
-def releases(settings: DpdmSettings, facts: PublicFacts) -> Sequence[DpSgdSpec]:
-    """The denoiser.
+def releases(settings: DpdmSettings, facts: PublicFacts) -> Sequence[DpSgdSpec | QuerySpec]:
+    """The denoiser, and tones if they have a share.
 
     Raises:
         InputError: settings that do not fit the images, or `private.trainable` matches no parameter.
     """
     trained_parameters(settings, len(facts.classes))
     title = "all weights of the denoiser, trained at random noise levels"
-    return [training_spec(DENOISER, title, settings.private, facts)]
+    denoiser = training_spec(DENOISER, title, settings.private, facts)
+    return [denoiser, *tones_specs(settings.private.tones, facts.dataset_size)]
 
 
 def train_private(access: PrivateAccess, settings: DpdmSettings) -> Mapping[str, Component]:
-    """Train the denoiser.
+    """Train the denoiser, and fit tones to it if they are wanted.
 
     Raises:
         LostRank: another rank is gone.
@@ -56,7 +58,12 @@ def train_private(access: PrivateAccess, settings: DpdmSettings) -> Mapping[str,
         [access.images, access.labels] if classes else [access.images],
         execution=Execution.of(own),
     )
-    return {DENOISER: denoiser}
+    return {DENOISER: denoiser} | released_tones(
+        access,
+        lambda: DpdmSampler(
+            denoiser, settings, access.facts.classes, access.budget.epsilon, access.device, settings.generation
+        ),
+    )
 
 
 def new_denoiser(settings: DpdmSettings, classes: int, configuration: Configuration) -> PreconditionedDenoiser:

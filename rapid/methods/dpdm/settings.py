@@ -13,6 +13,7 @@ from rapid.config.sections import (
     MethodSettings,
     SamplingSettings,
     Section,
+    TonesSettings,
 )
 from rapid.diffusion.preconditioning import SIGMA_DATA, SIGMA_MAX, SIGMA_MIN, Configuration
 from rapid.diffusion.samplers import SamplerName
@@ -77,6 +78,7 @@ class DpdmPrivateSettings(DpSgdSettings):
     label_dropout: float = Field(
         0.1, ge=0, le=1, description="share of draws trained with the null class, which guidance needs"
     )
+    tones: TonesSettings = TonesSettings()
 
 
 class DpdmGenerationSettings(SamplingSettings):

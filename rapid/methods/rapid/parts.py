@@ -14,11 +14,10 @@ from rapid.methods.rapid.moments import NAME as MOMENTS
 from rapid.methods.rapid.moments import ClassMoments
 from rapid.methods.rapid.objectives import trained_timesteps
 from rapid.methods.rapid.settings import RapidSettings
-from rapid.methods.rapid.tone_curve import NAME as TONES
-from rapid.methods.rapid.tone_curve import ToneCurve
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.probe.network import COMPONENT as PROBE
 from rapid.probe.network import Probe
+from rapid.tones.curve import ToneCurve, stored_tones
 
 
 @dataclass(frozen=True)
@@ -75,5 +74,5 @@ class Parts:
             probe=probe,
             moments=bundle.component(MOMENTS, ClassMoments) if bundle.has(MOMENTS) else None,
             private_from=trained_timesteps(settings) if late else settings.schedule.timesteps,
-            tones=bundle.component(TONES, ToneCurve) if bundle.has(TONES) else None,
+            tones=stored_tones(bundle),
         )

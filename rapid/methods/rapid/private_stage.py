@@ -22,6 +22,7 @@ from rapid.errors import InputError
 from rapid.methods.base import Description
 from rapid.methods.rapid.candidates import draw_candidates
 from rapid.methods.rapid.distillation import distil
+from rapid.methods.rapid.generator import RapidSampler
 from rapid.methods.rapid.knowledge_base import NAME as KNOWLEDGE_BASE
 from rapid.methods.rapid.knowledge_base import open_knowledge_base
 from rapid.methods.rapid.moments import NAME as MOMENTS
@@ -32,8 +33,6 @@ from rapid.methods.rapid.public_stage import public_facts
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.methods.rapid.subspace import NAME as SUBSPACE
 from rapid.methods.rapid.subspace import Subspace
-from rapid.methods.rapid.tone_curve import NAME as TONES
-from rapid.methods.rapid.tones import fit_tones, release_tones, tones_spec
 from rapid.methods.rapid.votes import NAME as VOTES
 from rapid.methods.rapid.votes import release_votes, votes_spec
 from rapid.methods.rapid.warmup import warm_up
@@ -41,6 +40,8 @@ from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.probe.head import NAME as PROBE
 from rapid.probe.head import probe_spec, train_head
 from rapid.probe.network import Probe
+from rapid.tones.fit import released_tones
+from rapid.tones.release import tones_specs
 from rapid.training import Trainer
 from rapid.training.optimizers import build_optimizer, noisy_schedule, select_trainable
 
@@ -78,9 +79,7 @@ def releases(settings: RapidSettings, facts: PublicFacts, base: Bundle | None) -
     specs.append(training_spec(DENOISER, OBJECTIVES[own.objective], own, facts))
     if judged and "after" in own.distillation.times and own.distillation.votes_share > 0:
         specs.append(votes_spec(own.distillation.votes_share, size))
-    if own.tones.share > 0:
-        specs.append(tones_spec(own.tones.share, size))
-    return specs
+    return [*specs, *tones_specs(own.tones, size)]
 
 
 def train_private(access: PrivateAccess, base: Bundle | None, settings: RapidSettings) -> Mapping[str, Component]:
@@ -124,12 +123,10 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: RapidSet
     if "after" in own.distillation.times and probe is not None:
         denoiser = _distil(access, _parts(access, base, settings, denoiser, probe, moments), probe)
     components[DENOISER] = denoiser
-    if TONES in access.budget.names:
-        shares = release_tones(access, settings.image.channels)
-        # the first rank alone writes components
-        parts = _parts(access, base, settings, denoiser, probe, moments)
-        components[TONES] = fit_tones(parts, shares if access.ranks.first else None, access.device)
-    return components
+    drawn = settings.generation.model_copy(update={"attempts": 1})
+    return components | released_tones(
+        access, lambda: RapidSampler(_parts(access, base, settings, denoiser, probe, moments), access.device, drawn)
+    )
 
 
 def _distil(access: PrivateAccess, parts: Parts, probe: Probe) -> Denoiser:

@@ -22,6 +22,7 @@ from rapid.config.sections import (
     ScheduleSettings,
     Section,
     SplitSettings,
+    TonesSettings,
     Training,
 )
 
@@ -75,17 +76,6 @@ class MomentsSettings(Section):
         description="training on images drawn from the moments, before DP-SGD, at no privacy cost",
     )
     warmup_from: int = Field(300, ge=1, description="lowest timestep of the warm-up: lower ones show what moments lack")
-
-
-class TonesSettings(Section):
-    """The mean histogram of the pixels of private images, released once; generated images get the same tones."""
-
-    share: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="of epsilon that it would spend by itself; 0: images keep the tones that the decoder gives them",
-    )
 
 
 class GenerationSettings(SamplingSettings):

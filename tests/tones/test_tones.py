@@ -12,48 +12,44 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from methods.tiny import TINY
 from scipy.optimize import linprog
 
 from rapid.bundle import Bundle
-from rapid.data import ImageSet, load_images
+from rapid.config.sections import TonesSettings
+from rapid.data import ImageSet, fit_images, load_images
 from rapid.data.private import PrivateImages
 from rapid.dp import PrivateAccess, PublicFacts, calibrate
 from rapid.methods import apply_overrides, generator_of
 from rapid.methods.rapid.generator import RapidSampler
 from rapid.methods.rapid.parts import Parts
 from rapid.methods.rapid.settings import RapidSettings
-from rapid.methods.rapid.tone_curve import LEVELS, ToneCurve
-from rapid.methods.rapid.tones import (
-    INNER,
-    STEEPEST,
-    bins_of_levels,
-    fit_tones,
-    gentle,
-    image_row,
-    matching_table,
-    nearest_distribution,
-    release_tones,
-    tones_spec,
-)
 from rapid.sampling.generate import generate
 from rapid.sampling.streams import make_streams
 from rapid.stages.private import train_private_bundle
+from rapid.stages.public import build_public_bundle
+from rapid.tones.curve import LEVELS, ToneCurve
+from rapid.tones.fit import STEEPEST, gentle, matching_table, released_tones
+from rapid.tones.release import INNER, bins_of_levels, image_row, nearest_distribution, release_tones, tones_specs
 from rapid.training import RunFolder
 
 CPU = torch.device("cpu")
 BINS = INNER + 2
 
 
-def released(tmp_path: Path, images: np.ndarray, epsilon: float) -> np.ndarray | None:
-    spec = tones_spec(0.5, len(images)).model_copy(update={"share": None})
-    access = PrivateAccess(
+def opened(tmp_path: Path, images: np.ndarray, epsilon: float) -> PrivateAccess:
+    (spec,) = tones_specs(TonesSettings(share=0.5), len(images))
+    return PrivateAccess(
         ImageSet(images, None, (), ""),
         PublicFacts(len(images), (), images.shape[1:]),
-        calibrate([spec], epsilon=epsilon, delta=1e-5),
+        calibrate([spec.model_copy(update={"share": None})], epsilon=epsilon, delta=1e-5),
         RunFolder(tmp_path),
         device=CPU,
     )
-    return release_tones(access, 1 if images.ndim == 3 else 3)
+
+
+def released(tmp_path: Path, images: np.ndarray, epsilon: float) -> np.ndarray | None:
+    return release_tones(opened(tmp_path, images, epsilon), 1 if images.ndim == 3 else 3)
 
 
 def test_black_and_white_have_bins_of_their_own() -> None:
@@ -166,6 +162,34 @@ def test_images_get_the_tones_of_the_private_ones(toned: Bundle, digits: Path) -
     assert abs(black - wanted) < 0.2
 
 
+@pytest.mark.parametrize("method", ["dp-diffusion", "dp-gan", "dpdm"])
+def test_each_method_that_makes_images_can_have_tones(tmp_path: Path, letters: Path, digits: Path, method: str) -> None:
+    """After some steps images are noise, but as many pixels are black as a curve can make."""
+    tiny, base = TINY[method], None
+    tree = tiny["settings"] | (tiny["public"] or {}) | {"method": method}
+    settings = apply_overrides(tree, [])
+    if tiny["public"] is not None:
+        base = build_public_bundle([letters], tmp_path / "base", settings, device=CPU, resume=False).path
+    real = (fit_images(load_images(digits, "private"), settings.image, "private").images == 0).mean()
+    far = []
+    for share in (0, 0.3):
+        found = train_private_bundle(
+            base,
+            PrivateImages(digits),
+            tmp_path / f"model-{share}",
+            apply_overrides(tree, [f"private.tones.share={share}"]),
+            epsilon=200.0,
+            delta=None,
+            device=CPU,
+            resume=False,
+        )
+        assert found is not None
+        statement = json.loads((found.path / "privacy.json").read_text())
+        assert ("tones" in [release["name"] for release in statement["releases"]]) == (share > 0)
+        far.append(abs((generate(generator_of(found, CPU), 200, seed=1).images == 0).mean() - real))
+    assert far[1] < far[0] / 2
+
+
 def test_public_records_keep_their_tones(toned: Bundle) -> None:
     records = np.arange(3)
     parts = Parts.of(toned)
@@ -176,9 +200,9 @@ def test_public_records_keep_their_tones(toned: Bundle) -> None:
     np.testing.assert_array_equal(*found)
 
 
-def test_too_much_noise_leaves_images_as_they_are(private: Bundle) -> None:
-    parts = Parts.of(private)
-    curve = fit_tones(parts, None, CPU)
+def test_too_much_noise_leaves_images_as_they_are(tmp_path: Path, private: Bundle) -> None:
+    access = opened(tmp_path, np.zeros((3000, 6, 6), np.uint8), 0.05)
+    curve = released_tones(access, lambda: generator_of(private, CPU))["tones"]
     planes = torch.randint(256, (2, 1, 5, 5), dtype=torch.uint8)
     assert torch.equal(curve(planes), planes)
 
