@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -10,10 +12,13 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from playwright.sync_api import Browser, Page, sync_playwright
 from rapid_server.app import create_app
-from rapid_server.connections import uvicorn_config
+from rapid_server.connections import TimeoutProtocol, uvicorn_config
 from rapid_server.run import listen
 from rapid_server.settings import ServerSettings
+from tests_browser import NAMES, Visit, works
+from tests_hostile import Served
 
 from rapid.methods import open_generator
 from rapid.sampling.generator import Generator
@@ -73,3 +78,63 @@ def client(application: Application) -> Iterator[httpx.Client]:
     """A client of a server of the private bundle; at most 300 images in one request."""
     with _serving(application(max_count=300)) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Headless Chromium: that of the system, else Playwright's own."""
+    found = next((path for name in NAMES if (path := shutil.which(name)) and works(path)), None)
+    with sync_playwright() as playwright:
+        if found is None and not Path(playwright.chromium.executable_path).exists():
+            pytest.skip("no Chromium: apt-get install chromium, or python -m playwright install chromium")
+        # as root, as in containers, Chromium wants no sandbox
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def visit(browser: Browser) -> Visit:
+    """Opens the page at a URL. Errors in the console and requests to other origins are found at the end."""
+
+    @contextmanager
+    def opened(url: str, *, errors: tuple[str, ...] = (), **options: Any) -> Iterator[Page]:
+        context = browser.new_context(**options)
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+        wrong: list[str] = []
+        asked: list[str] = []
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda line: wrong.append(line.text) if line.type in {"error", "warning"} else None)
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(url)
+        yield page
+        context.close()
+        assert [line for line in wrong if not any(re.search(known, line) for known in errors)] == []
+        origin = "/".join(url.split("/")[:3])
+        assert [to for to in asked if not to.startswith((origin, f"blob:{origin}"))] == []
+
+    return opened
+
+
+@pytest.fixture(scope="module")
+def url(client: httpx.Client) -> str:
+    """Of a server of the private bundle; at most 300 images in one request."""
+    return str(client.base_url)
+
+
+@pytest.fixture(scope="module")
+def served(application: Any, serving: Any) -> Iterator[Served]:
+    app = application(batch=64, max_count=5000, max_client=12_000, max_queued=50_000)
+    with pytest.MonkeyPatch.context() as patch, serving(app) as client:
+        patch.setattr(TimeoutProtocol, "silent_seconds", 2.0)
+        yield Served(app, client)
+
+
+@pytest.fixture
+def nothing_is_left(served: Served, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """After each test the engine has nothing to do, others are served, and there is no trace in the log."""
+    yield
+    served.becomes_idle()
+    served.serves_others()
+    assert not [record for record in caplog.records if record.exc_info]

@@ -5,12 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
-import subprocess
-import time
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,100 +15,15 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 from PIL import Image
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
-from rapid_server.auth import hash_token, new_token
+from playwright.sync_api import expect
+from tests_browser import Visit, done, generate, pixels, saved, wait_until
 from tests_support import assert_same_images
 
 from rapid.methods import open_generator
-from rapid.pictures import encode_png
 from rapid.sampling.generate import generate as make_samples
 from rapid.sampling.generator import Generator
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 PHONE = {"width": 360, "height": 740}
-
-Visit = Callable[..., AbstractContextManager[Page]]
-
-
-def works(path: str) -> bool:
-    """Whether it can be run: the package of Ubuntu is a stub for a snap."""
-    return subprocess.run([path, "--version"], capture_output=True, check=False, timeout=60).returncode == 0
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Headless Chromium: that of the system, else Playwright's own."""
-    found = next((path for name in NAMES if (path := shutil.which(name)) and works(path)), None)
-    with sync_playwright() as playwright:
-        if found is None and not Path(playwright.chromium.executable_path).exists():
-            pytest.skip("no Chromium: apt-get install chromium, or python -m playwright install chromium")
-        # as root, as in containers, Chromium wants no sandbox
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def visit(browser: Browser) -> Visit:
-    """Opens the page at a URL. Errors in the console and requests to other origins are found at the end."""
-
-    @contextmanager
-    def opened(url: str, *, errors: tuple[str, ...] = (), **options: Any) -> Iterator[Page]:
-        context = browser.new_context(**options)
-        page = context.new_page()
-        page.set_default_timeout(30_000)
-        wrong: list[str] = []
-        asked: list[str] = []
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda line: wrong.append(line.text) if line.type in {"error", "warning"} else None)
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(url)
-        yield page
-        context.close()
-        assert [line for line in wrong if not any(re.search(known, line) for known in errors)] == []
-        origin = "/".join(url.split("/")[:3])
-        assert [to for to in asked if not to.startswith((origin, f"blob:{origin}"))] == []
-
-    return opened
-
-
-@pytest.fixture(scope="module")
-def url(client: httpx.Client) -> str:
-    """Of a server of the private bundle; at most 300 images in one request."""
-    return str(client.base_url)
-
-
-def generate(page: Page, count: int | str, **fields: str) -> None:
-    """Fill the form and send it."""
-    expect(page.locator("#statement p").first).not_to_have_text("…")
-    page.fill("#count", str(count))
-    for name, value in fields.items():
-        page.fill(f"#{name}", value)
-    page.click("#generate")
-
-
-def done(page: Page, words: str) -> None:
-    expect(page.locator("#said")).to_have_text(re.compile(words), timeout=60_000)
-    expect(page.locator("#progress")).to_be_hidden()
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    begin = time.monotonic()
-    while not true():
-        assert time.monotonic() - begin < 20
-        time.sleep(0.02)
-
-
-def saved(page: Page, button: str) -> tuple[str, bytes]:
-    """The name and content of the file that a button gives."""
-    with page.expect_download() as download:
-        page.click(button)
-    return download.value.suggested_filename, Path(download.value.path()).read_bytes()
-
-
-def pixels(png: bytes) -> Any:
-    with Image.open(BytesIO(png)) as image:
-        return np.asarray(image).astype(int)
 
 
 def test_images_are_made_and_can_be_kept(visit: Visit, url: str, generator: Generator) -> None:
@@ -257,150 +167,6 @@ DRAWN = """async () => {
     context.drawImage(neighbour, 0, 0);
     return [...context.getImageData(0, 0, 32, 32).data].filter((_, place) => place % 4 === 0);
 }"""
-
-
-def test_a_wrong_field_is_told_beside_the_form(visit: Visit, url: str) -> None:
-    alert = "#form [role=alert]"
-    with visit(url) as page:
-        for field, value, words in (
-            ("count", "301", "Images: enter a whole number from 1 to 300."),
-            ("count", "0", "Images: enter a whole number from 1 to 300."),
-            ("count", "1.5", "Images: enter a whole number from 1 to 300."),
-            ("seed", "-1", f"Seed: enter a whole number from 0 to {2**63 - 1}, or leave it empty."),
-            ("seed", f"{2**63}", f"Seed: enter a whole number from 0 to {2**63 - 1}, or leave it empty."),
-            ("steps", "201", "Steps: enter a whole number from 1 to 200."),
-        ):
-            fields = {"count": "1", "seed": "", "steps": "", field: value}
-            generate(page, **fields)
-            expect(page.locator(alert)).to_have_text(words)
-            expect(page.locator(f"#{field}")).to_be_focused()
-            expect(page.locator(f"#{field}")).to_have_attribute("aria-invalid", "true")
-        page.get_by_label("Selected, in turn").check()
-        generate(page, 1, steps="")
-        expect(page.locator(alert)).to_have_text("Classes: select at least one.")
-        page.get_by_role("checkbox", name="3").check()
-        generate(page, 1)
-        done(page, "^1 image, seed")
-        expect(page.locator(alert)).to_be_hidden()
-
-
-def test_what_the_server_refuses_is_told_in_its_words(visit: Visit, application: Any, serving: Any) -> None:
-    def more(route: Route) -> None:
-        route.fulfill(json=route.fetch().json() | {"max_count": 9999})
-
-    app = application(max_count=300, max_client=300, batch=1)
-    with (
-        serving(app) as client,
-        visit(str(client.base_url), errors=("status of 422", "status of 429")) as page,
-    ):
-        page.route("**/info", more)  # as if the limit had become lower since the page was loaded
-        page.reload()
-        generate(page, 2)
-        done(page, "^2 images")
-        generate(page, 301)
-        expect(page.locator("#error")).to_have_text("The server says: count: should be at most 300.")
-        with client.stream("POST", "/generate", json={"count": 300}, headers={"Accept": "application/x-ndjson"}):
-            generate(page, 250)
-            words = "images are waiting.*later[.] Try again in about [0-9]+ (s|min)[.]$"
-            expect(page.locator("#error")).to_have_text(re.compile(words))
-        expect(page.locator(".cell")).to_have_count(2)  # those before are still there
-        done(page, "^2 images")
-        wait_until(lambda: app.state.engine.idle)  # the other client is gone
-        generate(page, 1)
-        done(page, "^1 image,")
-
-
-def test_a_server_that_stops(visit: Visit, application: Any, serving: Any) -> None:
-    app = application(batch=8)
-    with serving(app) as client, visit(str(client.base_url), errors=("status of 503", "ERR_FAILED")) as page:
-        generate(page, 5000)
-        page.locator(".cell").first.wait_for()
-        app.state.engine.stop()
-        arrived = "[0-9]+ images? of 5,000 arrived, and (is|are) kept[.]"
-        words = f"^The server ended the response: the server is stopping[.] {arrived}$"
-        expect(page.locator("#error")).to_have_text(re.compile(words))
-        assert page.locator(".cell").count() > 0
-        expect(page.locator("#zip")).to_be_visible()
-        page.click("#generate")
-        expect(page.locator("#error")).to_have_text("The server says: the server is stopping.")
-        page.route("**/generate", lambda route: route.abort())
-        page.click("#generate")
-        expect(page.locator("#error")).to_have_text("The server cannot be reached. Is it still running?")
-        assert page.locator(".cell").count() > 0
-
-
-def test_a_page_that_found_no_server_tries_again(visit: Visit, url: str) -> None:
-    with visit(url, errors=("ERR_FAILED",)) as page:
-        page.route("**/info", lambda route: route.abort())
-        page.reload()
-        expect(page.locator("#error")).to_have_text("The server cannot be reached. Is it still running?")
-        page.unroute("**/info")
-        page.get_by_role("button", name="Try again").click()
-        generate(page, 1)
-        done(page, "^1 image,")
-
-
-def test_a_stream_that_breaks_off_and_an_image_without_a_neighbour(visit: Visit, url: str) -> None:
-    png = base64.b64encode(encode_png(np.zeros((32, 32), np.uint8))).decode()
-    image = {"type": "image", "index": 2, "label": "<b>&", "entry": None, "done": 1, "count": 3, "image": png}
-    lines = [json.dumps(line) for line in ({"type": "start"}, image)]
-    with visit(url) as page:
-        page.route(
-            "**/generate",
-            lambda route: route.fulfill(body="\n".join([*lines, '{"typ']), headers={"X-Rapid-Seed": "5"}),
-        )
-        generate(page, 3)
-        expect(page.locator("#error")).to_have_text("The connection was lost. 1 image of 3 arrived, and is kept.")
-        expect(page.locator("#said")).to_have_text("1 image, seed 5. Click one to enlarge it.")
-        expect(page.locator(".cell")).to_have_count(1)
-        expect(page.locator(".hole")).to_have_count(0)
-        page.locator(".cell").click()
-        expect(page.locator("#large-title")).to_have_text("Image 2, class <b>&")
-        expect(page.locator("#origin")).to_have_text(re.compile("^It started from noise alone"))
-        expect(page.locator("#neighbour")).to_be_hidden()
-
-
-def test_a_token_is_asked_for_where_the_server_wants_one(visit: Visit, application: Any, serving: Any) -> None:
-    token = new_token()
-    app = application(tokens=[f"alice:{hash_token(token)}"])
-    with serving(app) as client, visit(str(client.base_url), errors=("status of 401",)) as page:
-        asked = page.get_by_role("dialog")
-        expect(asked).to_be_visible()
-        expect(page.get_by_label("Token", exact=True)).to_be_focused()
-        page.keyboard.press("Escape")
-        expect(page.locator("#error")).to_have_text("The server requires a token.")
-        page.get_by_role("button", name="Try again").click()
-        page.get_by_label("Token", exact=True).fill("two words")
-        page.get_by_role("button", name="Use token").click()
-        expect(asked.get_by_role("alert")).to_have_text("A token has letters, digits and punctuation, and no spaces.")
-        page.get_by_label("Token", exact=True).fill("wrong")
-        page.keyboard.press("Enter")
-        expect(asked.get_by_role("alert")).to_have_text("The server does not know this token.")
-        page.get_by_label("Token", exact=True).fill(token)
-        page.keyboard.press("Enter")
-        expect(asked).to_be_hidden()
-        generate(page, 2)
-        done(page, "^2 images")
-        page.locator(".cell").first.click()
-        expect(page.locator("#neighbour")).to_be_visible()
-        page.keyboard.press("Escape")
-        name, content = saved(page, "#details")
-        assert (name, json.loads(content)["max_steps"]) == ("info.json", 200)
-        page.reload()  # it is kept in this tab
-        generate(page, 1)
-        done(page, "^1 image,")
-        assert token not in page.content()
-        page.get_by_role("button", name="forget the token").click()
-        expect(asked).to_be_visible()
-        assert page.evaluate("sessionStorage.length + localStorage.length") == 0
-
-
-def test_no_token_is_asked_for_where_none_is_wanted(visit: Visit, url: str) -> None:
-    with visit(url) as page:
-        generate(page, 1)
-        done(page, "^1 image,")
-        expect(page.get_by_role("dialog")).to_be_hidden()
-        expect(page.locator("#forget")).to_be_hidden()
 
 
 def test_a_choice_of_models(
