@@ -51,12 +51,12 @@ class DpGanPrivateSettings(DpSgdSettings):
         0.98, ge=0, lt=1, description="of an average of the generator's weights, by generator step; 0: none, the paper"
     )
     discriminator_steps: int | None = Field(
-        10, ge=1, description="n_D, discriminator steps a generator step; null: adaptive"
+        2, ge=1, description="n_D, discriminator steps a generator step; null: adaptive"
     )
     controller: ControllerSettings = ControllerSettings(decay=0.95)
     tones: TonesSettings = TonesSettings()
     mode_seeking: float = Field(
-        0.0, ge=0, description="weight of the loss that keeps fakes of a class apart (MSGAN); 0: none, the paper"
+        0.02, ge=0, description="weight of the loss that keeps fakes of a class apart (MSGAN); 0: none, the paper"
     )
 
 

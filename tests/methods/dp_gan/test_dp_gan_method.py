@@ -62,7 +62,7 @@ def test_presets_have_the_numbers_of_the_paper() -> None:
         assert isinstance(chosen, DpGanSettings)
         own = chosen.private
         assert (own.learning_rate, own.generator_learning_rate, own.beta1, own.beta2) == (2e-4, 2e-4, 0.5, 0.999)
-        assert (own.clip_norm, own.ema_decay, own.discriminator_steps) == (1, 0, None)
+        assert (own.clip_norm, own.ema_decay, own.discriminator_steps, own.mode_seeking) == (1, 0, None, 0)
         assert (own.controller.floor, own.controller.decay) == (0.6, 0.99)
 
 
