@@ -149,7 +149,8 @@ def test_an_image_more_moves_the_sum_by_at_most_clip_norm(number: int) -> None:
 @pytest.mark.parametrize("decay", [0.0, 0.5])
 def test_generator_steps_are_those_of_adam_on_the_non_saturating_loss(decay: float) -> None:
     """Two steps of plain Adam, and what the controller is told: the share of fakes that were recognised."""
-    settings = settings_with(f"private.ema_decay={decay}", "private.discriminator_steps=1")
+    own = [f"private.ema_decay={decay}", "private.discriminator_steps=1", "private.mode_seeking=0"]
+    settings = settings_with(*own)
     network, generator = networks(settings)
     _, expected = networks(settings)
     fakes = FakeSide(generator, network, settings.private, Randomness(Repeated()))
@@ -247,9 +248,9 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, step: i
     settings = settings_with(*MOVING)
     stream = Repeated()
     whole = train(tmp_path / "whole", stream, settings, 0)
-    assert stream.calls == 2 * 12 + 2 * len(UPDATES)
-    # two calls for the fakes of each step, and two for those of each generator step
-    before = 2 * (step - 1) + 2 * sum(update < step for update in UPDATES)
+    assert stream.calls == 2 * 12 + 3 * len(UPDATES)
+    # two calls for the fakes of each step, and three for those of each generator step, with mode seeking
+    before = 2 * (step - 1) + 3 * sum(update < step for update in UPDATES)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "parts", Repeated(0, before + (2 if step in UPDATES else 1)), settings, 0)
     saved = torch.load(tmp_path / "parts" / "checkpoints" / "discriminator.pt", weights_only=True)
