@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
+import httpx
 import pytest
 from PIL import Image
 
@@ -24,9 +25,9 @@ def soak() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # dataclasses look their module up
-    sys.modules["soak"] = module
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPT.parent))
+        spec.loader.exec_module(module)
     return module
 
 
@@ -70,7 +71,7 @@ def test_what_is_wrong_is_found(soak: ModuleType) -> None:
 def test_what_it_counts(soak: ModuleType) -> None:
     load = soak.Load("x", 1, 10)
     for status, headers in ((200, {}), (503, {"retry-after": "3"}), (503, {}), (500, {}), (404, {})):
-        load.saw("bad", soak.httpx.Response(status, headers=headers))
-    load.saw("small", soak.httpx.Response(404))
+        load.saw("bad", httpx.Response(status, headers=headers))
+    load.saw("small", httpx.Response(404))
     assert load.statuses == Counter({"503": 2, "404": 2, "200": 1, "500": 1})
     assert load.wrong == ["bad: 503", "bad: 500", "small: 404 None"]
