@@ -5,92 +5,21 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from tests_attempts import BUDGET, COUNT, DATA, SELDOM, STEPS, TRAINING, Run, banded
+from torch import Tensor
 
-from rapid.data import ImageSet
-from rapid.dp import Budget, DpSgdSpec, Execution, PrivateAccess, PublicFacts, QuerySpec, Release
-from rapid.dp.attempts import check_rise, counted
-from rapid.dp.ledger import Entry, Ledger, Limit, Saved, Spent
+from rapid.dp import Execution, PrivateAccess
+from rapid.dp.attempts import check_rise
+from rapid.dp.ledger import Entry, Limit, Saved, Spent
 from rapid.dp.spending import Charge, balance, set_limit
 from rapid.errors import InputError, PrivacyRefused, Stopped
-from rapid.files import content_hash
 from rapid.stopping import request_stop, stop_on_signal
-from rapid.training import RunFolder, Trainer
-
-SIZE, STEPS, DATA = 20, 6, "a" * 32
-COUNT = Release(spec=QuerySpec(name="many", kind="count", dataset_size=SIZE), noise_multiplier=5.0)
-TRAINING = Release(
-    spec=DpSgdSpec(name="network", dataset_size=SIZE, expected_batch=5, steps=STEPS, clip_norm=1.0),
-    noise_multiplier=3.0,
-)
-BUDGET = Budget(epsilon=4.0, delta=1e-3, dataset_size=SIZE, releases=(COUNT, TRAINING))
-PIXELS = np.random.default_rng(0).integers(0, 256, (SIZE, 2, 2), dtype=np.uint8)
-EVERY_STEP = Execution(checkpoint_seconds=-1.0)
-SELDOM = Execution(checkpoint_seconds=1e6)
-
-
-class Run:
-    """A run in a folder, with its ledger."""
-
-    def __init__(self, folder: Path, budget: Budget = BUDGET) -> None:
-        self.ledger, self.out, self.budget = Ledger(folder / "ledger.jsonl"), folder / "out", budget
-
-    def go(self, after_step: Callable[[int], None] | None = None, execution: Execution = EVERY_STEP) -> int:
-        """An attempt, as the command makes it; returns the noisy count."""
-        with RunFolder.enter(self.out, "train-private", {}, resume=True) as folder:
-            images = ImageSet(PIXELS, None, (), "private")
-            access = PrivateAccess(images, PublicFacts.of(images), self.budget, folder, device=torch.device("cpu"))
-            charge = Charge(self.ledger, DATA, folder.run_name(DATA), Limit(self.budget.epsilon, self.budget.delta))
-            with access.charged(charge):
-                count = access.count("many", lambda rows: rows.flatten(1).float().mean(1) > 127, access.images)
-                network = nn.Linear(4, 1)
-                optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-
-                def losses(rows: Tensor) -> Tensor:
-                    return network(rows.float().flatten(1) / 255).square().sum(1)
-
-                trainer = Trainer(network, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0))
-                access.train("network", trainer, losses, [access.images], execution=execution, between_steps=after_step)
-            folder.leave()
-            return count
-
-    def until(self, step: int, error: BaseException | None = None, **how: Any) -> None:
-        """An attempt that ends when so many steps are done: by a stop, or a crash."""
-
-        def end(done: int) -> None:
-            if done == step:
-                raise error or Stopped("stopped")
-
-        with pytest.raises(type(error or Stopped(""))):
-            self.go(end, **how)
-
-    def charged(self) -> dict[str, int]:
-        """The number of steps that all attempts are charged for."""
-        total: Counter[str] = Counter()
-        for line in counted(self.ledger.entries(), DATA):
-            for release in line.releases:
-                total[release.name] += sum(release.steps.values())
-        return dict(total)
-
-    def kinds(self) -> list[str]:
-        return [entry.kind for entry in self.ledger.entries()]
-
-    def checkpoint(self, name: str = "network") -> Path:
-        return self.out / "checkpoints" / f"{name}.pt"
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run(tmp_path)
 
 
 def test_a_run_that_is_left_alone_is_charged_once(run: Run) -> None:
@@ -99,12 +28,6 @@ def test_a_run_that_is_left_alone_is_charged_once(run: Run) -> None:
         assert run.charged() == {"many": 1, "network": step}
     run.go()
     assert run.charged() == {"many": 1, "network": STEPS}
-
-
-def banded(folder: Path, steps: int = 8, band: int = 3) -> Run:
-    """A run whose noise is correlated; its rounds have `band` steps."""
-    spec = TRAINING.spec.model_copy(update={"band": band, "steps": steps})
-    return Run(folder, BUDGET.model_copy(update={"releases": (COUNT, TRAINING.model_copy(update={"spec": spec}))}))
 
 
 def test_a_band_is_charged_round_by_round(tmp_path: Path) -> None:
@@ -173,84 +96,6 @@ def test_models_of_the_same_run_are_charged_one_by_one(run: Run) -> None:
     with pytest.raises(PrivacyRefused, match="limit of this data set"):
         second.go()
     assert second.ledger.path.read_bytes() == before
-
-
-def test_a_charge_does_not_fall_when_a_checkpoint_is_removed(run: Run) -> None:
-    run.until(5)
-    first = balance(run.ledger.entries(), DATA).epsilon
-    run.checkpoint().unlink()
-    run.until(1)
-    assert run.charged() == {"many": 1, "network": 6}
-    assert balance(run.ledger.entries(), DATA).epsilon > first
-
-
-def test_a_count_that_is_drawn_again_is_charged_again(run: Run) -> None:
-    """Of a refusal that tells the count, whose record is removed each time."""
-    for number in (1, 2, 3):
-        with pytest.raises(PrivacyRefused, match="overlap"), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Trainer, "load_state_dict", refuse)
-            run.go()
-        run.checkpoint("many").unlink()
-        assert run.charged() == {"many": number}
-
-
-def refuse(*_: object) -> None:
-    raise PrivacyRefused("overlap")
-
-
-def test_an_older_checkpoint_that_is_put_back_is_charged_from_its_step(run: Run, tmp_path: Path) -> None:
-    run.until(2)
-    older = shutil.copyfile(run.checkpoint(), tmp_path / "older.pt")
-    run.until(4)
-    shutil.copyfile(older, run.checkpoint())
-    run.go()
-    assert run.charged() == {"many": 1, "network": 2 + 2 + (STEPS - 2)}
-    reserved = [entry for entry in run.ledger.entries() if entry.kind == "reserve"]
-    # the lines name what each attempt went on from
-    assert [entry.attempt for entry in reserved] == [1, 2, 3]
-    assert [{(s.name, s.step) for s in entry.checkpoints} for entry in reserved] == [
-        set(), {("many", 1), ("network", 2)}, {("many", 1), ("network", 2)},
-    ]  # fmt: skip
-    assert Saved("network", 2, content_hash(older)) in reserved[2].checkpoints
-
-
-def test_a_snapshot_of_the_whole_folder_is_charged_as_what_it_is(run: Run, tmp_path: Path) -> None:
-    """Put back in its place or elsewhere: the steps behind its checkpoints are taken again."""
-    run.until(3)
-    shutil.copytree(run.out, tmp_path / "snapshot")
-    run.go()
-    shutil.rmtree(run.out)
-    shutil.copytree(tmp_path / "snapshot", run.out)
-    run.go()
-    run.out = tmp_path / "snapshot"
-    run.go()
-    assert run.charged() == {"many": 1, "network": 3 + 3 * (STEPS - 3)}
-
-
-def test_a_forged_checkpoint_changes_only_how_many_steps_are_left(run: Run) -> None:
-    run.until(2)
-    state = torch.load(run.checkpoint(), weights_only=True)
-    torch.save(state | {"step": 5}, run.checkpoint())
-    run.go()
-    assert run.charged() == {"many": 1, "network": 2 + 1}
-    for step in (-3, STEPS + 1, 1.5, True):
-        torch.save(state | {"step": step}, run.checkpoint())
-        with pytest.raises(InputError, match="is no checkpoint of this run"):
-            run.go()
-
-
-def test_a_checkpoint_exchanged_after_the_charge_is_refused(run: Run) -> None:
-    run.until(4)
-    count = PrivateAccess.count
-
-    def removing(*arguments: Any) -> int:
-        run.checkpoint().unlink()
-        return count(*arguments)
-
-    with pytest.raises(PrivacyRefused, match="'network' was exchanged"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PrivateAccess, "count", removing)
-        run.go()
-    assert run.charged() == {"many": 1, "network": 4}
 
 
 @pytest.mark.parametrize("step", [1, 4])
@@ -352,23 +197,6 @@ def test_within_an_attempt_charges_only_rise(run: Run) -> None:
             check_rise(own, kind, spent(6))
         with pytest.raises(PrivacyRefused, match="was not charged"):
             check_rise(own, kind, [Spent.of("other", TRAINING.event(3))])
-
-
-def test_a_run_is_bound_to_its_images_and_their_ledger(run: Run) -> None:
-    run.until(2)
-    with RunFolder.enter(run.out, "train-private", {}, resume=True) as folder:
-        with pytest.raises(InputError, match="private: are not the images of the run") as refused:
-            folder.run_name("b" * 32)
-        assert refused.value.exit_code == 2
-        name = folder.run_name(DATA)
-    # nor does the ledger know it, or its checkpoints, for another data set
-    for run_name, places in ((name, None), ("other", named(run))):
-        with pytest.raises(InputError, match="are other images"):
-            Charge(run.ledger, "b" * 32, run_name, Limit(4.0, 1e-3)).begin(BUDGET.releases, places)
-
-
-def named(run: Run) -> dict[str, Saved]:
-    return {place.name: place for place in run.ledger.entries()[-1].checkpoints}
 
 
 def test_a_finished_run_that_could_not_settle_is_settled_by_the_next(run: Run) -> None:

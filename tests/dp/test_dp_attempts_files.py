@@ -1,0 +1,109 @@
+"""What is charged when files of a run are removed, put back, exchanged or forged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests_attempts import BUDGET, DATA, STEPS, Run, refuse
+
+from rapid.dp import PrivateAccess
+from rapid.dp.ledger import Limit, Saved
+from rapid.dp.spending import Charge, balance
+from rapid.errors import InputError, PrivacyRefused
+from rapid.files import content_hash
+from rapid.training import RunFolder, Trainer
+
+
+def test_a_charge_does_not_fall_when_a_checkpoint_is_removed(run: Run) -> None:
+    run.until(5)
+    first = balance(run.ledger.entries(), DATA).epsilon
+    run.checkpoint().unlink()
+    run.until(1)
+    assert run.charged() == {"many": 1, "network": 6}
+    assert balance(run.ledger.entries(), DATA).epsilon > first
+
+
+def test_a_count_that_is_drawn_again_is_charged_again(run: Run) -> None:
+    """Of a refusal that tells the count, whose record is removed each time."""
+    for number in (1, 2, 3):
+        with pytest.raises(PrivacyRefused, match="overlap"), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Trainer, "load_state_dict", refuse)
+            run.go()
+        run.checkpoint("many").unlink()
+        assert run.charged() == {"many": number}
+
+
+def test_an_older_checkpoint_that_is_put_back_is_charged_from_its_step(run: Run, tmp_path: Path) -> None:
+    run.until(2)
+    older = shutil.copyfile(run.checkpoint(), tmp_path / "older.pt")
+    run.until(4)
+    shutil.copyfile(older, run.checkpoint())
+    run.go()
+    assert run.charged() == {"many": 1, "network": 2 + 2 + (STEPS - 2)}
+    reserved = [entry for entry in run.ledger.entries() if entry.kind == "reserve"]
+    # the lines name what each attempt went on from
+    assert [entry.attempt for entry in reserved] == [1, 2, 3]
+    assert [{(s.name, s.step) for s in entry.checkpoints} for entry in reserved] == [
+        set(), {("many", 1), ("network", 2)}, {("many", 1), ("network", 2)},
+    ]  # fmt: skip
+    assert Saved("network", 2, content_hash(older)) in reserved[2].checkpoints
+
+
+def test_a_snapshot_of_the_whole_folder_is_charged_as_what_it_is(run: Run, tmp_path: Path) -> None:
+    """Put back in its place or elsewhere: the steps behind its checkpoints are taken again."""
+    run.until(3)
+    shutil.copytree(run.out, tmp_path / "snapshot")
+    run.go()
+    shutil.rmtree(run.out)
+    shutil.copytree(tmp_path / "snapshot", run.out)
+    run.go()
+    run.out = tmp_path / "snapshot"
+    run.go()
+    assert run.charged() == {"many": 1, "network": 3 + 3 * (STEPS - 3)}
+
+
+def test_a_forged_checkpoint_changes_only_how_many_steps_are_left(run: Run) -> None:
+    run.until(2)
+    state = torch.load(run.checkpoint(), weights_only=True)
+    torch.save(state | {"step": 5}, run.checkpoint())
+    run.go()
+    assert run.charged() == {"many": 1, "network": 2 + 1}
+    for step in (-3, STEPS + 1, 1.5, True):
+        torch.save(state | {"step": step}, run.checkpoint())
+        with pytest.raises(InputError, match="is no checkpoint of this run"):
+            run.go()
+
+
+def test_a_checkpoint_exchanged_after_the_charge_is_refused(run: Run) -> None:
+    run.until(4)
+    count = PrivateAccess.count
+
+    def removing(*arguments: Any) -> int:
+        run.checkpoint().unlink()
+        return count(*arguments)
+
+    with pytest.raises(PrivacyRefused, match="'network' was exchanged"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrivateAccess, "count", removing)
+        run.go()
+    assert run.charged() == {"many": 1, "network": 4}
+
+
+def test_a_run_is_bound_to_its_images_and_their_ledger(run: Run) -> None:
+    run.until(2)
+    with RunFolder.enter(run.out, "train-private", {}, resume=True) as folder:
+        with pytest.raises(InputError, match="private: are not the images of the run") as refused:
+            folder.run_name("b" * 32)
+        assert refused.value.exit_code == 2
+        name = folder.run_name(DATA)
+    # nor does the ledger know it, or its checkpoints, for another data set
+    for run_name, places in ((name, None), ("other", named(run))):
+        with pytest.raises(InputError, match="are other images"):
+            Charge(run.ledger, "b" * 32, run_name, Limit(4.0, 1e-3)).begin(BUDGET.releases, places)
+
+
+def named(run: Run) -> dict[str, Saved]:
+    return {place.name: place for place in run.ledger.entries()[-1].checkpoints}
