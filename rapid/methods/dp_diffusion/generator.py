@@ -19,10 +19,11 @@ from rapid.nn.denoiser import guided
 from rapid.runtime import place
 from rapid.sampling.linear_trajectories import Entry, LinearTrajectories, Phase, Route
 from rapid.sampling.streams import Streams, normal
+from rapid.sampling.without_probe import WithoutProbe
 from rapid.tones.curve import ToneCurve, stored_tones, toned
 
 
-class PixelSampler:
+class PixelSampler(WithoutProbe):
     """Samples with a trained denoiser: all of `PixelGenerator` but the bundle.
 
     Args:
@@ -44,9 +45,6 @@ class PixelSampler:
     Raises:
         InputError: guidance of a model that has no classes, or was never trained with the null class.
     """
-
-    attempts = 1
-    records = 0
 
     def __init__(
         self,
@@ -100,22 +98,6 @@ class PixelSampler:
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
         """Images, uint8 (n, H, W) or (n, H, W, 3), of pixels in patches, float (n, c, h, w)."""
         return toned(from_patches(latents, self._patch), self._tones)
-
-    def label(self, images: NDArray[np.uint8]) -> None:
-        """None: there is no probe."""
-        return
-
-    def finish(self, latents: Tensor) -> tuple[NDArray[np.uint8], None]:
-        """Images alone: there is no probe."""
-        return self.decode(latents), None
-
-    def record_images(self, records: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """There is no knowledge base.
-
-        Raises:
-            InputError: always; the field is "record".
-        """
-        raise InputError("record", "the model has no knowledge base", records[0])
 
     def route(self, steps: int | None = None) -> Route:
         """The network calls of an image: timesteps T // steps apart, from T."""

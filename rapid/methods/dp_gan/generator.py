@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Never
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -11,17 +9,17 @@ from torch import Tensor
 
 from rapid.bundle import Bundle
 from rapid.config.sections import SamplingSettings
-from rapid.errors import InputError
 from rapid.nn.gan import GanGenerator
 from rapid.runtime import place
 from rapid.sampling.one_call import OneCallTrajectories
 from rapid.sampling.streams import Streams, normal
+from rapid.sampling.without_probe import WithoutProbe
 from rapid.tones.curve import ToneCurve, stored_tones, toned
 
 GENERATOR = "generator"
 
 
-class DpGanSampler:
+class DpGanSampler(WithoutProbe):
     """Samples with a trained generator: all of `DpGanGenerator` but the bundle.
 
     Args:
@@ -38,8 +36,7 @@ class DpGanSampler:
         batch_size: rows per network call when nothing else is served.
     """
 
-    steps = max_steps = attempts = 1
-    records = 0
+    steps = max_steps = 1
 
     def __init__(
         self,
@@ -77,21 +74,6 @@ class DpGanSampler:
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
         """Images, uint8 (n, H, W) or (n, H, W, 3), of images in [-1, 1], float (n, C, H, W)."""
         return toned(latents, self._tones)
-
-    def label(self, images: NDArray[np.uint8]) -> None:
-        """There is no probe."""
-
-    def finish(self, latents: Tensor) -> tuple[NDArray[np.uint8], None]:
-        """Images alone: there is no probe."""
-        return self.decode(latents), None
-
-    def record_images(self, records: NDArray[np.int64]) -> Never:
-        """There is no knowledge base.
-
-        Raises:
-            InputError: always.
-        """
-        raise InputError("record", "this model has no knowledge base", records.tolist()[0])
 
 
 class DpGanGenerator(DpGanSampler):

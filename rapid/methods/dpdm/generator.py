@@ -16,12 +16,13 @@ from rapid.nn.preconditioned import PreconditionedDenoiser, guided
 from rapid.runtime import place
 from rapid.sampling.linear_trajectories import Entry, LinearTrajectories, Phase, Route
 from rapid.sampling.streams import Streams, normal
+from rapid.sampling.without_probe import WithoutProbe
 from rapid.tones.curve import ToneCurve, stored_tones, toned
 
 DENOISER = "denoiser"
 
 
-class DpdmSampler:
+class DpdmSampler(WithoutProbe):
     """Samples with a trained denoiser: all of `DpdmGenerator` but the bundle.
 
     Args:
@@ -45,8 +46,6 @@ class DpdmSampler:
     """
 
     max_steps = MAX_STEPS
-    attempts = 1
-    records = 0
 
     def __init__(
         self,
@@ -113,18 +112,6 @@ class DpdmSampler:
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
         """Images, uint8 (n, H, W) or (n, H, W, 3), of pixels in [-1, 1], float (n, C, H, W)."""
         return toned(latents, self._tones)
-
-    def label(self, images: NDArray[np.uint8]) -> None:
-        """None: there is no probe."""
-        return
-
-    def finish(self, latents: Tensor) -> tuple[NDArray[np.uint8], None]:
-        """Images alone: there is no probe."""
-        return self.decode(latents), None
-
-    def record_images(self, records: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Raise InputError: there are no records."""
-        raise InputError("record", "this method has no knowledge base", records[0])
 
 
 class DpdmGenerator(DpdmSampler):
