@@ -56,7 +56,7 @@ class DpGanPrivateSettings(DpSgdSettings):
     controller: ControllerSettings = ControllerSettings(decay=0.95)
     tones: TonesSettings = TonesSettings()
     mode_seeking: float = Field(
-        0.02, ge=0, description="weight of the loss that keeps fakes of a class apart (MSGAN); 0: none, the paper"
+        0.1, ge=0, description="weight of the loss that keeps fakes of a class apart (MSGAN); 0: none, the paper"
     )
 
 
