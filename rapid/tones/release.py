@@ -61,7 +61,7 @@ def release_tones(access: PrivateAccess, channels: int) -> NDArray[np.float64] |
     """The shares of the bins among the pixels of private images, float64 (channels, INNER + 2); each row sums to 1.
 
     Args:
-        access: its budget lists the release of `tones_spec`.
+        access: its budget lists the release of `tones_specs`.
         channels: of the images.
 
     Returns:
