@@ -44,7 +44,10 @@ def build_kb(options: argparse.Namespace) -> None:
     print(f"public bundle: {bundle.path}" + (f" ({held:,} records in the knowledge base)" if held else ""))
     for line in bundle.config.facts.get("findings", []):
         print(line)
-    print(f"next: rapid train-private --base {bundle.path} --private PATH --epsilon 1 --out DIR")
+    if find_method(bundle.config.method).base == "none":
+        print(f"next: rapid generate --model {bundle.path} --count 1000 --out DIR")
+    else:
+        print(f"next: rapid train-private --base {bundle.path} --private PATH --epsilon 1 --out DIR")
 
 
 def _asked(options: argparse.Namespace) -> tuple[Bundle | None, MethodSettings | AutomaticChoice]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rapid.sampling.generator import Generator
 
 S = TypeVar("S", bound=MethodSettings)
+BaseUse = Literal["required", "optional", "none"]
 
 
 @dataclass(frozen=True)
@@ -137,13 +138,14 @@ class Method(Protocol[S]):
     Attributes:
         name: as in `--method` and in `settings.method`.
         settings: the class of its settings.
-        has_public_stage: whether `build-kb` makes a base for it, which `train-private` then requires, unless the
-            method is an `OptionalBase`.
+        has_public_stage: whether `build-kb` makes a public bundle of it.
+        base: whether `train-private` requires such a bundle, takes one, or refuses it.
     """
 
     name: str
     settings: type[S]
     has_public_stage: bool
+    base: BaseUse
 
     def train_public(self, builder: BundleBuilder, public: PublicImages, settings: S) -> Description:
         """Make the components of a public bundle from public images alone.
@@ -181,17 +183,6 @@ class Method(Protocol[S]):
 
     def generator(self, bundle: Bundle, device: torch.device, generation: SamplingSettings) -> Generator | None:
         """A generator of images, with generation settings of the method's own class; None for a classifier."""
-
-
-@runtime_checkable
-class OptionalBase(Protocol):
-    """A method with a public stage that can also train without a base.
-
-    Attributes:
-        base_is_optional: True.
-    """
-
-    base_is_optional: bool
 
 
 @runtime_checkable

@@ -84,6 +84,22 @@ class PreconditionedDenoiser(StoredNetwork):
         return self.unet.null_labels(count)
 
 
+def denoising_losses(
+    denoiser: PreconditionedDenoiser, x0: Tensor, labels: Tensor, sigma: Tensor, noise: Tensor
+) -> Tensor:
+    """The weighted error of D at x0 + sigma noise, float (N,); see `Preconditioning.losses`.
+
+    Args:
+        denoiser: D.
+        x0: images in [-1, 1], float (N, C, H, W).
+        labels: int64 (N,), each in 0..num_classes.
+        sigma: noise levels, float (N,).
+        noise: standard normal, as `x0`.
+    """
+    noisy = x0 + sigma.view(-1, 1, 1, 1) * noise
+    return denoiser.preconditioning.losses(denoiser(noisy, sigma, labels), x0, sigma)
+
+
 def guided(denoiser: PreconditionedDenoiser, x: Tensor, sigma: Tensor, labels: Tensor, weight: float) -> Tensor:
     """Classifier-free guidance, (1 + w) D(x; label) - w D(x; null); one call, without guidance, if w is 0.
 

@@ -29,7 +29,7 @@ from rapid.dp.statement import privacy_statement
 from rapid.errors import InputError
 from rapid.mapped import scratch_in, taken
 from rapid.methods import find_method
-from rapid.methods.base import Method, OptionalBase
+from rapid.methods.base import Method
 from rapid.ranks import Ranks
 from rapid.rounding import as_typed, rounded_down
 from rapid.stages.automatic import PrivateChoice
@@ -199,10 +199,10 @@ def method_and_base(
     if isinstance(settings.private, DpSgdSettings) and settings.private.precision != "float32" and device.type == "cpu":
         problem = "is not offered on CPUs, where it is no faster; use float32"
         raise InputError("private.precision", problem, settings.private.precision)
-    if method.has_public_stage and base is None and not isinstance(method, OptionalBase):
+    if base is None and method.base == "required":
         raise InputError("base", f"{method.name} needs a public bundle; make one with rapid build-kb")
-    if not method.has_public_stage and base is not None:
-        raise InputError("base", f"{method.name} has no public stage; leave it out", base)
+    if base is not None and method.base == "none":
+        raise InputError("base", f"{method.name} trains without public images; leave it out", base)
     public = None if base is None else Bundle.open(base, "base", "public")
     if public is not None and public.config.method != method.name:
         raise InputError("base", f"was made for {public.config.method}, not for {method.name}", base)

@@ -43,6 +43,7 @@ TINY: dict[str, dict[str, Any]] = {
     "dpdm": {
         "settings": {
             "network": {"patch": 4, "channels": 8, "multipliers": [1], "attention": [False], "heads": 1},
+            "public": {"training": {"steps": 3, "batch_size": 8}},
             "private": {"expected_batch": 20, "steps": 3, "multiplicity": 2, "physical_batch": 16},
             "generation": {"steps": 3, "batch_size": 16},
         },

@@ -69,7 +69,7 @@ def test_build_kb_by_torchrun(tmp_path: Path, letters: Path, public_bundle: Path
         np.testing.assert_array_equal(one["reference"], other["reference"])
 
 
-@pytest.mark.parametrize("method", ["dp-diffusion", "dp-classifier"])
+@pytest.mark.parametrize("method", ["dp-diffusion", "dp-classifier", "dpdm"])
 def test_public_stages_of_other_methods(tmp_path: Path, letters: Path, method: str) -> None:
     tiny = {**METHODS[method]["settings"], **(METHODS[method]["public"] or {})}
     chosen = apply_overrides(tiny | {"method": method}, [])

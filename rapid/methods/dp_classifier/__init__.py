@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rapid.methods.base import Description, PublicImages
+from rapid.methods.base import BaseUse, Description, PublicImages
 from rapid.methods.dp_classifier.settings import DpClassifierSettings
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class DpClassifier:
     name = "dp-classifier"
     settings = DpClassifierSettings
     has_public_stage = True
-    base_is_optional = True
+    base: BaseUse = "optional"
 
     def train_public(self, builder: BundleBuilder, public: PublicImages, settings: DpClassifierSettings) -> Description:
         """Warm up the classifier."""

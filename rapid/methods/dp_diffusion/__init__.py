@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rapid.methods.base import Description, PublicImages
+from rapid.methods.base import BaseUse, Description, PublicImages
 from rapid.methods.dp_diffusion.settings import DpDiffusionSettings, PixelSamplingSettings
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class DpDiffusion:
     name = "dp-diffusion"
     settings = DpDiffusionSettings
     has_public_stage = True
+    base: BaseUse = "required"
 
     def train_public(self, builder: BundleBuilder, public: PublicImages, settings: DpDiffusionSettings) -> Description:
         """Train the denoiser on public images."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rapid.errors import InputError
-from rapid.methods.base import Description, PublicImages
+from rapid.methods.base import BaseUse, Description, PublicImages
 from rapid.methods.dp_gan.settings import DpGanSettings
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class DpGan:
     name = "dp-gan"
     settings = DpGanSettings
     has_public_stage = False
+    base: BaseUse = "none"
 
     def train_public(self, builder: BundleBuilder, public: PublicImages, settings: DpGanSettings) -> Description:
         """There is no public stage."""

@@ -1,6 +1,8 @@
 """DPDM (Dockhorn, Cao, Vahdat, Kreis 2022, arXiv 2210.09929): a diffusion model trained privately, from random weights.
 
 settings.py       all settings
+networks.py       the denoiser, and its training on public images
+public_stage.py   an EDM of a few public images, which makes more of them; private training does not use it
 tuned.py          configuration and sampler settings that the paper found best, by epsilon
 objective.py      the loss
 private_stage.py  release and private training
@@ -13,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rapid.errors import InputError
-from rapid.methods.base import Description, PublicImages
+from rapid.methods.base import BaseUse, Description, PublicImages
 from rapid.methods.dpdm.settings import DpdmGenerationSettings, DpdmSettings
 
 if TYPE_CHECKING:
@@ -34,15 +35,18 @@ if TYPE_CHECKING:
 
 
 class Dpdm:
-    """See `rapid.methods.base.Method`."""
+    """See `rapid.methods.base.Method`. Stages are imported when they run: the public one never loads the private."""
 
     name = "dpdm"
     settings = DpdmSettings
-    has_public_stage = False
+    has_public_stage = True
+    base: BaseUse = "none"
 
     def train_public(self, builder: BundleBuilder, public: PublicImages, settings: DpdmSettings) -> Description:
-        """There is none."""
-        raise InputError("preset", "dpdm has no public stage; start with train-private")
+        """Train an EDM that makes more of a few public images."""
+        from rapid.methods.dpdm.public_stage import train_public
+
+        return train_public(builder, public, settings)
 
     def releases(
         self, settings: DpdmSettings, facts: PublicFacts, base: Bundle | None

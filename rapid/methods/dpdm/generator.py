@@ -29,7 +29,7 @@ class DpdmSampler(WithoutProbe):
         denoiser: trained.
         own: settings of the training.
         classes: names of the classes; empty for an unconditional model.
-        epsilon: of the training, by which the paper chose settings.
+        epsilon: of the training, by which the paper chose settings; None for a public denoiser.
         device: where the network runs.
         settings: of generation.
         tones: the curve of generated images; None where none was fitted.
@@ -52,7 +52,7 @@ class DpdmSampler(WithoutProbe):
         denoiser: PreconditionedDenoiser,
         own: DpdmSettings,
         classes: tuple[str, ...],
-        epsilon: float,
+        epsilon: float | None,
         device: torch.device,
         settings: DpdmGenerationSettings,
         tones: ToneCurve | None = None,
@@ -64,7 +64,8 @@ class DpdmSampler(WithoutProbe):
         self._denoiser = place(denoiser, device)
         self._tones = None if tones is None else place(tones, device)
         self.tuned = _chosen(settings, epsilon)
-        if not classes or not own.private.label_dropout:
+        dropout = own.public.label_dropout if epsilon is None else own.private.label_dropout
+        if not classes or not dropout:
             # there are not both a class and the null class to compare
             if settings.guidance:
                 raise InputError(
@@ -118,7 +119,7 @@ class DpdmGenerator(DpdmSampler):
     """Samples from a DPDM bundle; implements `rapid.sampling.generator.Generator`.
 
     Args:
-        bundle: a private bundle.
+        bundle: private, or public.
         device: where the network runs.
         settings: of generation.
 
@@ -127,12 +128,11 @@ class DpdmGenerator(DpdmSampler):
     """
 
     def __init__(self, bundle: Bundle, device: torch.device, settings: DpdmGenerationSettings) -> None:
-        assert bundle.privacy is not None
         super().__init__(
             bundle.component(DENOISER, PreconditionedDenoiser),
             bundle.settings_as(DpdmSettings),
             bundle.classes,
-            float(bundle.privacy["epsilon"]),
+            None if bundle.privacy is None else float(bundle.privacy["epsilon"]),
             device,
             settings,
             stored_tones(bundle),
@@ -140,9 +140,12 @@ class DpdmGenerator(DpdmSampler):
         self.bundle = bundle
 
 
-def _chosen(settings: DpdmGenerationSettings, epsilon: float) -> Tuned:
-    """Guidance and churn of the settings, where they are given, or else the paper's for this epsilon."""
-    best = tuned_for(settings.aim, settings.data, epsilon)
+def _chosen(settings: DpdmGenerationSettings, epsilon: float | None) -> Tuned:
+    """Guidance and churn of the settings, where they are given, or else the paper's for this epsilon.
+
+    A public denoiser, without epsilon, has neither: as in EDM.
+    """
+    best = Tuned(0.0, Churn()) if epsilon is None else tuned_for(settings.aim, settings.data, epsilon)
 
     def first(given: float | None, default: float) -> float:
         return default if given is None else given

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rapid.data import to_unit_range
 from rapid.dp.randomness import Randomness
-from rapid.nn.preconditioned import PreconditionedDenoiser
+from rapid.nn.preconditioned import PreconditionedDenoiser, denoising_losses
 
 
 class Draws(NamedTuple):
@@ -70,8 +70,7 @@ class DenoisingObjective:
             draws: of the n rows.
         """
         y = torch.where(draws.dropped, self.denoiser.num_classes, labels)
-        noisy = x0 + draws.sigma.view(-1, 1, 1, 1) * draws.noise
-        return self.denoiser.preconditioning.losses(self.denoiser(noisy, draws.sigma, y), x0, draws.sigma)
+        return denoising_losses(self.denoiser, x0, y, draws.sigma, draws.noise)
 
     def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Losses with fresh draws, float (n,).

@@ -16,6 +16,7 @@ from rapid.dp.releases import DpSgdSpec, QuerySpec
 from rapid.dp.training_spec import training_spec
 from rapid.methods.base import Description
 from rapid.methods.dpdm.generator import DENOISER, DpdmSampler
+from rapid.methods.dpdm.networks import build_denoiser
 from rapid.methods.dpdm.objective import DenoisingObjective
 from rapid.methods.dpdm.settings import DpdmSettings
 from rapid.methods.dpdm.tuned import configuration_for
@@ -67,12 +68,8 @@ def train_private(access: PrivateAccess, settings: DpdmSettings) -> Mapping[str,
 
 
 def new_denoiser(settings: DpdmSettings, classes: int, configuration: Configuration) -> PreconditionedDenoiser:
-    """A denoiser with random weights, always the same ones: they are public."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return PreconditionedDenoiser.build(
-            settings, classes, configuration, sigma_data=settings.private.sigma_data, patch=settings.network.patch
-        )
+    """A denoiser with random weights for private training."""
+    return build_denoiser(settings, classes, configuration, settings.private.sigma_data, settings.network.patch)
 
 
 def chosen_configuration(settings: DpdmSettings, epsilon: float) -> Configuration:

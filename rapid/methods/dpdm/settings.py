@@ -1,8 +1,8 @@
-"""DPDM's settings: network, diffusion, private training and sampling."""
+"""DPDM's settings: network, the two stages, and sampling."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,8 @@ from rapid.config.sections import (
     SamplingSettings,
     Section,
     TonesSettings,
+    Training,
+    ViewSettings,
 )
 from rapid.diffusion.preconditioning import SIGMA_DATA, SIGMA_MAX, SIGMA_MIN, Configuration
 from rapid.diffusion.samplers import SamplerName
@@ -50,6 +52,17 @@ class NetworkSettings(Section):
         )
 
 
+class AmplifierSettings(Section):
+    """The public stage: an EDM of public images alone, which makes more of a few. Private training does not use it."""
+
+    sigma_data: float = Field(SIGMA_DATA, gt=0, description="standard deviation of pixels: a constant")
+    label_dropout: float = Field(
+        0.1, ge=0, le=1, description="share of images trained with the null class, which guidance needs"
+    )
+    views: ViewSettings = ViewSettings()
+    training: Training = Training(steps=3000, batch_size=64, learning_rate=1e-3, warmup_steps=100, ema_decay=0.998)
+
+
 class DpdmPrivateSettings(DpSgdSettings):
     """The private stage (Algorithm 1); multiplicity is K."""
 
@@ -82,7 +95,10 @@ class DpdmPrivateSettings(DpSgdSettings):
 
 
 class DpdmGenerationSettings(SamplingSettings):
-    """How images are sampled. Settings that are null have the values that the paper found best."""
+    """How images are sampled.
+
+    Settings that are null have the values that the paper found best; in a public bundle guidance and churn are then 0.
+    """
 
     attempts: int = Field(1, ge=1, le=1, description="there is no probe: every candidate is an image")
     sampler: SamplerName = Field("churn", description="churn: Heun's method with added noise")
@@ -122,9 +138,12 @@ class DpdmGenerationSettings(SamplingSettings):
 class DpdmSettings(MethodSettings):
     """All settings."""
 
+    public_sections: ClassVar[tuple[str, ...]] = ("image", "network", "public")
+
     method: Literal["dpdm"] = "dpdm"
     image: ImageSettings = ImageSettings()
     network: NetworkSettings = NetworkSettings()
+    public: AmplifierSettings = AmplifierSettings()
     private: DpdmPrivateSettings = DpdmPrivateSettings()
     generation: DpdmGenerationSettings = DpdmGenerationSettings()
 
@@ -137,6 +156,10 @@ class DpdmSettings(MethodSettings):
             )
         if self.generation.guidance and not self.private.label_dropout:
             raise ValueError("generation.guidance needs private.label_dropout above 0")
+        if self.public.views.shift >= self.image.size:
+            raise ValueError(
+                f"public.views.shift must be less than image.size ({self.image.size}), not {self.public.views.shift}"
+            )
         return self
 
     @property

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rapid.methods.base import Choice, Description, PublicImages, Resources
+from rapid.methods.base import BaseUse, Choice, Description, PublicImages, Resources
 from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Rapid:
     name = "rapid"
     settings = RapidSettings
     has_public_stage = True
+    base: BaseUse = "required"
     fixed_by_networks = ("image", "schedule", "autoencoder", "denoiser", "encoder", "probe", "retrieval.k")
 
     def choose_public(self, sets: Sequence[ImageSet], resources: Resources) -> Choice:

@@ -17,7 +17,7 @@ from rapid.bundle import Bundle
 from rapid.data import ImageSet, load_images
 from rapid.data.private import PrivateImages
 from rapid.dp import PublicFacts
-from rapid.dp.events import dp_sgd_event
+from rapid.dp.accounting import rdp_epsilon
 from rapid.methods import apply_overrides, find_method, load_settings
 from rapid.methods.base import Inspectable
 from rapid.methods.dp_gan.generator import DpGanGenerator
@@ -43,15 +43,19 @@ def model(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("preset", "batches", "steps"),
-    [("dp-gan-mnist", 118, 174_000), ("dp-gan-mnist-epsilon1", 118, 165_000), ("dp-gan-celeba32", 90, 385_000)],
+    ("preset", "size", "delta", "noise", "epsilon"),
+    [
+        ("dp-gan-mnist", 60_000, 1e-5, 2.0, 9.995),
+        ("dp-gan-mnist-epsilon1", 60_000, 1e-5, 14.0, 0.996),
+        ("dp-gan-celeba32", 182_637, 1e-6, 4.0, 9.984),
+    ],
 )
-def test_rate_and_steps_are_those_of_the_paper(preset: str, batches: int, steps: int) -> None:
-    """1 / ceil(N / B) there; the epsilons of these vectors are in tests/dp/test_dp_accounting.py."""
-    chosen = load_settings(preset)
-    size = batches * chosen.private.expected_batch
-    (spec,) = find_method("dp-gan").releases(chosen, PublicFacts(size, ("a", "b"), (28, 28)), None)
-    assert spec.event(2.0) == dp_sgd_event(2.0, 1 / batches, steps)
+def test_presets_spend_what_the_paper_spends(
+    preset: str, size: int, delta: float, noise: float, epsilon: float
+) -> None:
+    """Rate and steps give the epsilons of the paper, by its Renyi accounting, with its noise and its images."""
+    (spec,) = find_method("dp-gan").releases(load_settings(preset), PublicFacts(size, ("a", "b"), (28, 28)), None)
+    assert rdp_epsilon([spec.event(noise)], delta) == pytest.approx(epsilon, rel=3e-3)
 
 
 def test_presets_have_the_numbers_of_the_paper() -> None:

@@ -25,7 +25,7 @@ from rapid.data import to_uint8, to_unit_range
 from rapid.dp import PrivateAccess, PublicFacts, QuerySpec
 from rapid.dp.budget import Budget
 from rapid.errors import InputError
-from rapid.methods.base import Description, PublicImages
+from rapid.methods.base import BaseUse, Description, PublicImages
 from rapid.nn.storage import StoredNetwork
 from rapid.sampling.one_call import OneCallTrajectories
 from rapid.sampling.streams import Streams, normal
@@ -104,6 +104,7 @@ class ClassMeans:
     name: ClassVar[str] = "class-means"
     settings = ClassMeansSettings
     has_public_stage = False
+    base: ClassVar[BaseUse] = "none"
 
     def train_public(self, builder: BundleBuilder, public: PublicImages, settings: ClassMeansSettings) -> Description:
         raise InputError("preset", "class-means has no public stage")

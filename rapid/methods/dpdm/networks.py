@@ -1,0 +1,88 @@
+"""The denoiser of pixels at continuous noise levels: how it is built, and trained on public images."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rapid.config.sections import DenoiserSettings
+from rapid.data import to_unit_range
+from rapid.data.subset import Images
+from rapid.data.views import DRAWS, random_views
+from rapid.diffusion.preconditioning import Configuration
+from rapid.methods.dpdm.settings import AmplifierSettings
+from rapid.nn.denoiser import DenoiserShape
+from rapid.nn.preconditioned import PreconditionedDenoiser, denoising_losses
+from rapid.ranks import Ranks
+from rapid.training import Checkpoint
+from rapid.training.public import train
+from rapid.training.recipe import Recipe
+
+
+class AmplifierRecipe(Recipe):
+    """All inputs of a public denoiser."""
+
+    denoiser: DenoiserSettings
+    latent_shape: tuple[int, int, int]
+    patch: int
+    public: AmplifierSettings
+
+
+def build_denoiser(
+    shape: DenoiserShape, num_classes: int, configuration: Configuration, sigma_data: float, patch: int
+) -> PreconditionedDenoiser:
+    """A denoiser with random weights, always the same ones: they are public."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return PreconditionedDenoiser.build(shape, num_classes, configuration, sigma_data=sigma_data, patch=patch)
+
+
+def train_denoiser(
+    recipe: AmplifierRecipe,
+    images: Images,
+    labels: NDArray[np.int64],
+    num_classes: int,
+    device: torch.device,
+    checkpoint: Checkpoint,
+    ranks: Ranks | None = None,
+) -> PreconditionedDenoiser:
+    """Train an EDM (Karras et al. 2022) on views of public images.
+
+    Args:
+        recipe: shape and training.
+        images: uint8 (N, H, W) or (N, H, W, 3).
+        labels: int64 (N,), all `num_classes` (the null class) without classes.
+        num_classes: number of classes that are learnt.
+        device: where to train.
+        checkpoint: of the training state.
+        ranks: the processes that share each batch: each draws all of it and computes its own rows.
+
+    Raises:
+        LostRank: another rank is gone; the last checkpoint remains.
+        Stopped: a stop was requested; the state is saved.
+    """
+    own, ranks = recipe.public, ranks or Ranks()
+    model = build_denoiser(recipe, num_classes, "edm", own.sigma_data, recipe.patch).to(device)
+    channels, side, _ = recipe.latent_shape
+    shape = channels // recipe.patch**2, side * recipe.patch, side * recipe.patch
+
+    def loss(generator: torch.Generator) -> Tensor:
+        count = own.training.batch_size
+        # drawn on the CPU, so that a step draws the same numbers on any device
+        rows = torch.randint(len(images), (count,), generator=generator)
+        draws = torch.rand(count, DRAWS, generator=generator)
+        # quantiles in (0, 1]
+        sigma = model.preconditioning.level(1 - torch.rand(count, generator=generator, dtype=torch.float64)).float()
+        nulls = torch.rand(count, generator=generator) < own.label_dropout
+        noise = torch.randn(count, *shape, generator=generator)
+        rows, draws, sigma, nulls, noise = (drawn[ranks.rows] for drawn in (rows, draws, sigma, nulls, noise))
+        chosen = rows.numpy()
+        y = torch.where(nulls, num_classes, torch.from_numpy(labels[chosen])).to(device)
+        x0 = random_views(to_unit_range(images[chosen], device), draws.to(device), own.views)
+        losses = denoising_losses(model, x0, y, sigma.to(device), noise.to(device))
+        return losses.mean() * ranks.weight(count)
+
+    train("denoiser", model, loss, own.training, checkpoint, ranks=ranks)
+    return model
