@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -51,10 +52,12 @@ def test_generated_images_warm_a_classifier_up(generated: Path, digits: Path, tm
     rapid("build-kb", "--method", "dp-classifier", "--public", generated, "--out", base, *own)
     with np.load(generated) as found:
         images, names = found["images"], found["classes"][found["labels"]]
+        told = json.loads(found["rapid"].item())
     assert set(names) == set(CLASSES)
     opened = Bundle.open(base, "base", "public")
     warm, kept = opened.component("classifier", WideResNet), opened.component("public_images", LabelledImages)
     assert warm.classes == CLASSES
+    assert [one.method for one in opened.origins] == [told["method"]] == [generated.parent.name.rstrip("0")]
     assert len(kept.images) == len(images) == 40
     # images of 28x28 are padded to 32x32
     margin = (32 - images.shape[1]) // 2
@@ -64,7 +67,10 @@ def test_generated_images_warm_a_classifier_up(generated: Path, digits: Path, tm
     # so small a rate that a private row is the public one still, if it began as that
     more = ("--set", "private.learning_rate=1e-12", "--set", "private.public_share=0.25")
     rapid("train-private", "--base", base, "--private", digits, "--epsilon", 8, "--out", model, *more)
-    trained = Bundle.open(model, "model", "private").component("classifier", WideResNet)
+    classifier = Bundle.open(model, "model", "private")
+    assert classifier.privacy is not None
+    assert f"'model' ({told['method']}, epsilon 10, delta" in classifier.privacy["notes"][-1]
+    trained = classifier.component("classifier", WideResNet)
     assert trained.classes == CLASSES
     torch.testing.assert_close(trained.head.weight, warm.head.weight, rtol=1e-5, atol=1e-6)
     assert trained.head.weight.norm(dim=1).min() > 0
