@@ -15,8 +15,8 @@ from rapid.dp.budget import Budget
 from rapid.dp.ledger import Entry, Ledger
 from rapid.dp.spending import balances
 
-TRAINED = frozenset({"probe", "denoiser", "generator", "classifier"})
-"""Components that a private stage trains; all others are public."""
+TRAINED = frozenset({"probe", "denoiser", "generator", "classifier", "tones"})
+"""Components that a private stage trains or fits to a release; all others are public."""
 
 
 def steps_in(checkpoint: Path) -> int:

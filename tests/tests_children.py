@@ -26,10 +26,12 @@ from rapid.training import Checkpoint, RunFolder
 from rapid.training.public import train
 
 
-def train_privately(base: Path | None, private: Path, out: Path, settings: MethodSettings, ledger: Path) -> Bundle:
+def train_privately(
+    base: Path | None, private: Path, out: Path, settings: MethodSettings, ledger: Path, epsilon: float = 2.0
+) -> Bundle:
     """Begin the run in `out`, or go on with it."""
     bundle = train_private_bundle(
-        base, PrivateImages(private), out, settings, epsilon=2.0, delta=1e-4, device=torch.device("cpu"),
+        base, PrivateImages(private), out, settings, epsilon=epsilon, delta=1e-4, device=torch.device("cpu"),
         resume=out.exists(), ledger=ledger,
     )  # fmt: skip
     assert bundle is not None

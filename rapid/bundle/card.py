@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
-from rapid.bundle.format import BundleConfig
+from rapid.bundle.format import BundleConfig, PublicData
+from rapid.data.origin import Origin, listed
 from rapid.data.units import ONE_PERSON
 from rapid.rounding import rounded_down, rounded_up
 
@@ -69,6 +71,33 @@ def privacy_in_words(statement: dict[str, Any]) -> str:
     )
 
 
+def public_in_words(public: PublicData) -> str:
+    """What a public bundle tells about private images."""
+    if not public.origins:
+        return "This model was trained on public images alone: no private image had a part in it."
+    covered = "that model's private images falls under that guarantee"
+    if len(public.origins) > 1:
+        covered = (
+            "the private images of these models falls under these guarantees, whose epsilons and deltas add up for "
+            "images that trained several of them"
+        )
+    return (
+        f"Some of the images behind it are synthetic, made by {listed(public.origins)}. What it tells about {covered}. "
+        "No other private image had a part in it."
+    )
+
+
+def base_note(origins: Sequence[Origin]) -> str:
+    """The note of a privacy statement, if private models made images of the base: at least one."""
+    several = len(origins) > 1
+    return (
+        f"The base was made from synthetic images of {listed(origins)}. The private images of "
+        f"{'those models have those guarantees' if several else 'that model have that guarantee'}, which this one does "
+        f"not include; images that trained {'several of all these models' if several else 'both models'} have the sum "
+        "of the epsilons and of the deltas (basic composition)."
+    )
+
+
 def public_card(config: BundleConfig, about: str) -> str:
     """Model card of a public bundle, Markdown.
 
@@ -78,18 +107,21 @@ def public_card(config: BundleConfig, about: str) -> str:
     """
     public = config.public
     assert public is not None
+    images, told = "from public images only", "It holds no private information."
+    if public.origins:
+        images, told = "from public and synthetic images", public_in_words(public)
     classifies = _classifies(config)
     tag = CLASSIFICATION if classifies else "image-generation"
     return f"""{_front_matter(tag, task=CLASSIFICATION if classifies else GENERATION)}
 # Public bundle ({config.settings.get("preset") or config.method})
 
-Made by rapid {config.rapid}, method {config.method}, from public images only: {", ".join(public.sources)}
+Made by rapid {config.rapid}, method {config.method}, {images}: {", ".join(public.sources)}
 ({public.pre_training:,} images trained the networks; {public.reference:,} others are held for reference).
 
 {about.strip()}
 
 Classes: {", ".join(config.classes) or "none (unlabelled)"}.
-It holds no private information. Next: `rapid train-private --base THIS --private PATH --epsilon 1 --out DIR`.
+{told} Next: `rapid train-private --base THIS --private PATH --epsilon 1 --out DIR`.
 {"" if classifies else _USE}
 """
 

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 import rapid
 from rapid.bundle.components import MANIFEST, Component, StoredComponent, component_hash, kind_of, save_component
 from rapid.config.sections import ImageSettings, MethodSettings
+from rapid.data.origin import Origin
 from rapid.errors import InputError
 from rapid.files import content_hash, replacing, write_json
 
@@ -56,6 +57,7 @@ class PublicData(BaseModel):
         pre_training: number of images that trained the networks.
         reference: number of other images, such as those of a knowledge base.
         fingerprint: sha256 of pixels and labels.
+        origins: the private models that made some of the images, with the guarantees that these still have.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,6 +67,7 @@ class PublicData(BaseModel):
     pre_training: int
     reference: int
     fingerprint: str
+    origins: tuple[Origin, ...] = ()
 
 
 class BundleConfig(BaseModel):
@@ -158,6 +161,11 @@ class Bundle:
     def classes(self) -> tuple[str, ...]:
         """Names of the classes; empty for an unconditional model."""
         return self.config.classes
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """The private models that made some of the public images."""
+        return () if self.config.public is None else self.config.public.origins
 
     @property
     def image_shape(self) -> tuple[int, ...]:

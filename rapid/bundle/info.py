@@ -10,8 +10,11 @@ from safetensors import safe_open
 
 import rapid
 from rapid.bundle.format import Bundle
+from rapid.data.origin import KEYWORD, MADE_FROM
 
 WEIGHTS = "*.safetensors"
+GUARANTEE = ("method", "epsilon", "delta", "adjacency")
+"""What of `privacy.json` goes with every image; see `rapid.data.origin.Origin`."""
 
 
 def describe(bundle: Bundle) -> dict[str, Any]:
@@ -35,11 +38,16 @@ def describe(bundle: Bundle) -> dict[str, Any]:
 
 
 def provenance(bundle: Bundle) -> dict[str, str]:
-    """Metadata for every image: that it is synthetic, which model made it, and its privacy guarantee."""
-    content = {"synthetic": True, "model": bundle.name, "sha256": bundle.digest}
+    """Metadata for every image: that it is synthetic, which model made it, and its privacy guarantee.
+
+    If the public images of the model were themselves made by private models, these are named, too.
+    """
+    content: dict[str, Any] = {"synthetic": True, "model": bundle.name, "sha256": bundle.digest}
     if bundle.privacy is not None:
-        content |= {name: bundle.privacy[name] for name in ("epsilon", "delta", "adjacency") if name in bundle.privacy}
-    return {"Software": f"rapid {rapid.__version__}", "rapid": json.dumps(content, ensure_ascii=False)}
+        content |= {name: bundle.privacy[name] for name in GUARANTEE if name in bundle.privacy}
+    if bundle.origins:
+        content[MADE_FROM] = [one.model_dump(mode="json") for one in bundle.origins]
+    return {"Software": f"rapid {rapid.__version__}", KEYWORD: json.dumps(content, ensure_ascii=False)}
 
 
 def _parameters(bundle: Bundle, name: str) -> dict[str, int]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid.data.origin import KEYWORD
 from rapid.errors import InputError
 from rapid.files import replacing
 from rapid.pictures import encode_png, labelled_grid
@@ -69,7 +70,7 @@ def write_samples(
       images lie in the folder itself, without metadata.
     - `.parquet`: columns `image`, a struct of `bytes` (a PNG) and `path`, and `label`, the class index. The schema's
       metadata name the features as Hugging Face's `datasets` does.
-    - `.npz`: `images`, `labels` and `classes`.
+    - `.npz`: `images`, `labels`, `classes`, and `rapid`, the text of this keyword.
     - `.png`: one picture of all images, by class; see `rapid.pictures.labelled_grid`.
 
     Args:
@@ -77,13 +78,12 @@ def write_samples(
         images: uint8 (N, H, W) or (N, H, W, 3).
         labels: int64 (N,), indices into `classes`; None if the images are unlabelled.
         classes: class names.
-        text: text chunks of every PNG, such as `rapid.bundle.info.provenance`, and metadata of a parquet file; not
-            stored in an `.npz`.
+        text: text chunks of every PNG, such as `rapid.bundle.info.provenance`, and metadata of a parquet file.
     """
     with replacing(path) as target:
         match path.suffix:
             case ".npz":
-                _write_npz(target, images, labels, classes)
+                _write_npz(target, images, labels, classes, text)
             case ".parquet":
                 _write_parquet(target, images, labels, classes, text)
             case ".png":
@@ -93,11 +93,17 @@ def write_samples(
 
 
 def _write_npz(
-    target: Path, images: NDArray[np.uint8], labels: NDArray[np.int64] | None, classes: Sequence[str]
+    target: Path,
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64] | None,
+    classes: Sequence[str],
+    text: Text | None,
 ) -> None:
     arrays: dict[str, NDArray[np.generic]] = {"images": images}
     if labels is not None:
         arrays |= {"labels": labels, "classes": np.asarray(classes)}
+    if text is not None and KEYWORD in text:
+        arrays[KEYWORD] = np.asarray(text[KEYWORD])
     with target.open("wb") as stream:
         np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid.data.origin import Origin, union
 from rapid.errors import InputError
 from rapid.mapped import blocks, joined
 
@@ -28,6 +29,8 @@ class ImageSet:
             every image is a unit of its own.
         notes: what was done to the images when they were read, such as "3 images of 16 bits are now of 8"; always
             empty for private images.
+        origins: the private models that made some of the images, as far as these say so; always empty for private
+            images.
     """
 
     images: NDArray[np.uint8]
@@ -37,6 +40,7 @@ class ImageSet:
     declared: bool = True
     units: NDArray[np.int64] | None = None
     notes: tuple[str, ...] = ()
+    origins: tuple[Origin, ...] = ()
 
     def __len__(self) -> int:
         return len(self.images)
@@ -81,12 +85,13 @@ def join(sets: Sequence[ImageSet], field: str) -> ImageSet:
     if len(shapes) > 1:
         raise InputError(field, f"the sets differ in size or channels: {sorted(shapes)}; convert them first")
     source = ", ".join(s.source for s in sets)
+    origins = union(*(s.origins for s in sets))
     labelled = [s for s in sets if s.labels is not None]
     if labelled and len(labelled) < len(sets):
         raise InputError(field, "some sets are labelled and some are not; label all of them or none")
     images = joined([s.images for s in sets])
     if not labelled:
-        return ImageSet(images, None, (), source)
+        return ImageSet(images, None, (), source, origins=origins)
     names = [name for s in sets for name in s.classes]
     if len(set(names)) < len(names):
         stems = [Path(s.source).stem for s in sets]
@@ -97,4 +102,4 @@ def join(sets: Sequence[ImageSet], field: str) -> ImageSet:
     labels = np.concatenate(
         [s.labels + offset for s, offset in zip(sets, offsets, strict=True) if s.labels is not None]
     )
-    return ImageSet(images, labels, tuple(names), source)
+    return ImageSet(images, labels, tuple(names), source, origins=origins)

@@ -36,8 +36,8 @@ def load_images(
         field: name of the argument that gave the path, such as "public"; for messages.
         classes: declared class names, whose order numbers them. Names of the set must be among them; labels without
             names are their numbers. Default: those of the set.
-        show_paths: name files, and what is wrong in them, in messages, and note what was done to the images. False for
-            private images.
+        show_paths: name files, and what is wrong in them, in messages, and note what was done to the images and where
+            they come from. False for private images.
         people: where the set says whose image each is; default: every image is a unit of its own.
         label_column: column of the labels, in formats that have columns; "none": the images are unlabelled. Default:
             see `rapid.data.readers.columns`.
@@ -64,6 +64,7 @@ def load_images(
         found.labels is None or found.labels.declared,
         found.units,
         found.notes if show_paths else (),
+        found.origins if show_paths else (),
     )
 
 

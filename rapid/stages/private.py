@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from rapid.bundle import Bundle, BundleConfig, Component, is_finished, write_bundle
-from rapid.bundle.card import private_card
+from rapid.bundle.card import base_note, private_card
 from rapid.config.sections import DpSgdSettings, MethodSettings
 from rapid.data import ImageSet, fit_images
 from rapid.data.classes import UNDECLARED, UNDECLARED_NOTE
@@ -308,6 +308,8 @@ def write_model(
     statement["notes"] = list(run.method.privacy_notes(budget))
     if not run.images.declared:
         statement["notes"].append(UNDECLARED_NOTE)
+    if run.base is not None and run.base.origins:
+        statement["notes"].append(base_note(run.base.origins))
     config = BundleConfig(
         kind="private",
         method=run.method.name,

@@ -18,6 +18,7 @@ from rapid.bundle.card import public_card
 from rapid.bundle.networks import check_same_images
 from rapid.config.sections import ImageSettings, MethodSettings
 from rapid.data import ImageSet, fit_images, join, load_images
+from rapid.data.origin import listed, union
 from rapid.errors import InputError
 from rapid.mapped import scratch_in
 from rapid.methods import find_method
@@ -120,6 +121,8 @@ def _build(
                 pre_training=found.pre_training,
                 reference=found.reference,
                 fingerprint=fingerprint,
+                # the same images may be given in a form that does not say so any more
+                origins=union(images.origins, () if networks is None else networks.origins),
             )
             config = _config(chosen, data, builder, found)
             if ranks.first:
@@ -177,7 +180,10 @@ def _same_folder(run_folder: RunFolder) -> None:
 
 
 def _fitted(path: Path, images: ImageSet, form: ImageSettings, *, told: bool) -> ImageSet:
-    """Bring a public set to the form of the model; if `told`, say in one line what was done to its images."""
+    """Bring a public set to the form of the model.
+
+    If `told`, one line says what was done to its images, and one which private models made them.
+    """
     notes = list(images.notes)
     if form.channels == 1 and images.channels == 3:
         notes.append("colours are dropped (image.channels=1)")
@@ -185,4 +191,8 @@ def _fitted(path: Path, images: ImageSet, form: ImageSettings, *, told: bool) ->
         height, width = images.images.shape[1:3]
         colours = "grey" if images.channels == 1 else "RGB"
         print(f"rapid: {path}: 8-bit {colours} of {width}x{height}; {'; '.join(notes)}", file=sys.stderr, flush=True)
+    if images.origins and told:
+        guarantee = "these guarantees" if len(images.origins) > 1 else "that guarantee"
+        words = f"synthetic images of {listed(images.origins)}; what is built on them falls under {guarantee}"
+        print(f"rapid: {path}: {words}", file=sys.stderr, flush=True)
     return fit_images(images, form, "public")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rapid.bundle.card import privacy_in_words
+from rapid.bundle.card import privacy_in_words, public_in_words
 from rapid.bundle.info import describe, provenance
 from rapid.errors import InputError
 from rapid.sampling.classifier import Classifier
@@ -13,9 +13,8 @@ from rapid.sampling.generate import resolve_labels
 from rapid_server.schemas import ModelInfo
 
 if TYPE_CHECKING:
+    from rapid.bundle import Bundle
     from rapid.sampling.generator import Generator
-
-PUBLIC = "This model was trained on public images alone: no private image had a part in it."
 
 
 class Model:
@@ -53,7 +52,7 @@ class Model:
             task="classification" if self.classifies else "generation",
             steps=0 if isinstance(served, Classifier) else served.steps,
             privacy=self.privacy,
-            privacy_in_words=PUBLIC if self.privacy is None else privacy_in_words(self.privacy),
+            privacy_in_words=_in_words(served.bundle),
             sha256=self.sha256,
             bundle=describe(served.bundle),
         )
@@ -66,6 +65,14 @@ class Model:
     def resolve(self, labels: Sequence[int | str]) -> list[int]:
         """Class indices of names or numbers; raises InputError with the field "labels"."""
         return resolve_labels(self.classes, labels)
+
+
+def _in_words(bundle: Bundle) -> str:
+    """What is promised about private images."""
+    if bundle.privacy is not None:
+        return privacy_in_words(bundle.privacy)
+    assert bundle.config.public is not None
+    return public_in_words(bundle.config.public)
 
 
 class ModelRegistry:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import rapid
 from rapid.bundle import Bundle, BundleConfig, PublicData
-from rapid.bundle.card import privacy_in_words, private_card, public_card
+from rapid.bundle.card import base_note, privacy_in_words, private_card, public_card, public_in_words
 from rapid.config.sections import ImageSettings
+from rapid.data.origin import Origin
 from rapid.dp.budget import calibrate
 from rapid.dp.releases import DpSgdSpec, QuerySpec
 from rapid.dp.statement import privacy_statement
@@ -98,6 +99,25 @@ def test_a_person_with_several_images_is_told() -> None:
 def test_notes_are_told_in_their_order() -> None:
     words = privacy_in_words(statement() | {"notes": ["First this.", "Then that."]})
     assert " First this. Then that. The number of private images" in words
+
+
+def test_private_models_behind_a_base_are_told() -> None:
+    """Each with its guarantee, which is never shown smaller than it is."""
+    one = Origin(model="a", sha256="0" * 64, method="dpdm", epsilon=1.00001, delta=1.2345e-5, adjacency="add one image")
+    other = one.model_copy(update={"model": "b", "epsilon": 3.0})
+    shown = "'a' (dpdm, epsilon 1.01, delta 1.24e-05, add one image)"
+    assert base_note([one]).startswith(f"The base was made from synthetic images of the private model {shown}. The")
+    assert "that model have that guarantee, which this one does not include; images that trained both" in base_note(
+        [one]
+    )
+    both = base_note([one, other])
+    assert f"of the private models {shown} and 'b' (dpdm, epsilon 3, delta 1.24e-05, add one image). The" in both
+    assert "those models have those guarantees, which this one does not include; images that trained several" in both
+    public = config().public
+    assert public is not None
+    assert public_in_words(public).endswith("no private image had a part in it.")
+    told = public_card(config(public=public.model_copy(update={"origins": (one,)})), "x")
+    assert f"synthetic, made by the private model {shown}. What it tells about that model's private images" in told
 
 
 def text_of(card: str) -> str:

@@ -303,6 +303,6 @@ def test_images_say_where_they_come_from(private: Bundle, public_bundle: Path) -
     assert private.privacy is not None
     told = json.loads(provenance(private)["rapid"])
     assert told == {"synthetic": True, "model": private.name, "sha256": private.digest} | {
-        name: private.privacy[name] for name in ("epsilon", "delta", "adjacency")
+        name: private.privacy[name] for name in ("method", "epsilon", "delta", "adjacency")
     }
     assert "epsilon" not in json.loads(provenance(Bundle.open(public_bundle, ""))["rapid"])

@@ -110,11 +110,15 @@ def test_parquet_of_many_unlabelled_images_has_row_groups(tmp_path: Path) -> Non
 
 def test_npz(tmp_path: Path) -> None:
     images = pixels(len(LABELS), 4, 4, 3)
-    write_samples(tmp_path / "out.npz", images, LABELS, CLASSES)
+    write_samples(tmp_path / "out.npz", images, LABELS, CLASSES, TEXT)
     with np.load(tmp_path / "out.npz") as found:
         assert (found["images"] == images).all()
         assert found["labels"].tolist() == LABELS.tolist()
         assert found["classes"].tolist() == list(CLASSES)
+        assert found["rapid"].item() == TEXT["rapid"]
+    write_samples(tmp_path / "plain.npz", images, None, ())
+    with np.load(tmp_path / "plain.npz") as found:
+        assert found.files == ["images"]
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (32, 32, 3), (100, 90)])

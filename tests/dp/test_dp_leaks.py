@@ -1,4 +1,7 @@
-"""A training on images with a planted pattern: nothing of them is in any file, in the logs or on the terminal."""
+"""A training on images with a planted pattern: nothing of them is in any file, in the logs or on the terminal.
+
+For every method: `test_all_methods.py` sees to it that `TINY` has them all.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +18,35 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from methods.tiny import TINY as METHODS
+from methods.tiny import flags
 from numpy.typing import NDArray
 from PIL import Image
 from tests_support import TINY
 
+from rapid.methods import apply_overrides
 from rapid.rounding import rounded_up
+from rapid.stages.public import build_public_bundle
 
 PROGRAM = """
 import sys, numpy as np
 from pathlib import Path
 from rapid.dp.gradients.bookkeeper import BookKeeper
-from rapid.methods.rapid.objectives import PrivateObjective
 from rapid.cli import main
 secret, losses, norms = Path(sys.argv[1]), [], []
-compute, clip = PrivateObjective.__call__, BookKeeper.clipped_sum
-def recorded(self, latents, labels):
-    found = compute(self, latents, labels)
-    losses.extend(found.detach().tolist())
-    return found
-def clipped(self, *arguments, **names):
-    found = clip(self, *arguments, **names)
+clip = BookKeeper.clipped_sum
+def recorded(self, compute, count, *arguments, **names):
+    def computed():
+        found = compute()
+        alone = found.detach()
+        losses.extend(alone.tolist())
+        losses.extend(alone.view(count, -1).mean(1).tolist())
+        return found
+    found = clip(self, computed, count, *arguments, **names)
     norms.extend(found[1].detach().tolist())
     return found
-PrivateObjective.__call__, BookKeeper.clipped_sum = recorded, clipped
+BookKeeper.clipped_sum = recorded
 code = main(sys.argv[2:])
 np.savez(secret, losses=np.array(losses, np.float32), norms=np.array(norms, np.float32))
 sys.exit(code)
@@ -112,9 +121,24 @@ def numbers_in(numbers: NDArray[np.float32], content: bytes) -> list[float]:
     return [*binary[seen].tolist(), *(short[word] for word in words & set(short)), *(long[w] for w in full & set(long))]
 
 
+@pytest.fixture(params=sorted([*METHODS, "rapid"]))
+def task(request: pytest.FixtureRequest, letters: Path, tmp_path: Path) -> tuple[str, Path | None, list[str]]:
+    """A method, its base, if it has one, and arguments with its smallest settings."""
+    method: str = request.param
+    if method == "rapid":
+        own = [setting for setting in TINY if setting.startswith(("private", "generation"))]
+        return method, request.getfixturevalue("public_bundle"), [word for one in own for word in ("--set", one)]
+    tiny, base = METHODS[method], None
+    if tiny["public"] is not None:
+        chosen = apply_overrides(tiny["settings"] | tiny["public"] | {"method": method}, [])
+        base = build_public_bundle([letters], tmp_path / "base", chosen, torch.device("cpu"), resume=False).path
+    return method, base, flags(tiny["settings"])
+
+
 def test_nothing_of_the_private_images_is_written(
-    tmp_path: Path, public_bundle: Path, pattern: NDArray[np.uint8]
+    tmp_path: Path, task: tuple[str, Path | None, list[str]], pattern: NDArray[np.uint8]
 ) -> None:
+    method, base, settings = task
     private = planted(tmp_path / "private.npz", pattern)
     places = {name: tmp_path / "seen" / name for name in ("home", "scratch", "work")}
     for place in places.values():
@@ -125,18 +149,17 @@ def test_nothing_of_the_private_images_is_written(
     }  # fmt: skip
     environment.pop("RAPID_LEDGER", None)
     environment.pop("XDG_DATA_HOME", None)
-    settings = [setting for setting in TINY if setting.startswith(("private", "generation"))]
-    settings += ["private.expected_batch=200", "private.checkpoint_seconds=0"]
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "secret.npz"), "train-private"]
-    command += ["--base", str(public_bundle), "--private", str(private), "--epsilon", "1", "--out", "out"]
-    command += [word for setting in settings for word in ("--set", setting)]
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "secret.npz"), "train-private", "--method", method]
+    command += [] if base is None else ["--base", str(base)]
+    command += ["--private", str(private), "--epsilon", "1", "--out", "out", *settings]
+    command += ["--set", "private.expected_batch=200", "--set", "private.checkpoint_seconds=0"]
     done = subprocess.run(command, cwd=places["work"], env=environment, capture_output=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr.decode()
     secret = np.load(tmp_path / "secret.npz")
     assert len(secret["losses"]) > 300
     assert len(secret["norms"]) > 300
     # the base is public, whatever it holds
-    public = {path.stat().st_ino for path in public_bundle.rglob("*") if path.is_file()}
+    public = {path.stat().st_ino for path in base.rglob("*") if path.is_file()} if base else set()
     written = [p for p in (tmp_path / "seen").rglob("*") if p.is_file() and p.stat().st_ino not in public]
     # the card, the statement, the networks, the manifest, the ledger and its key
     assert len(written) > 10

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 TINY: dict[str, dict[str, Any]] = {
@@ -51,3 +52,12 @@ TINY: dict[str, dict[str, Any]] = {
     },
 }
 """By name of the method."""
+
+
+def flags(tree: dict[str, Any], prefix: str = "") -> list[str]:
+    """Nested settings as `--set` arguments."""
+    found = []
+    for name, value in tree.items():
+        inner = f"{prefix}{name}"
+        found += flags(value, f"{inner}.") if isinstance(value, dict) else ["--set", f"{inner}={json.dumps(value)}"]
+    return found

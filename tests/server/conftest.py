@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import threading
@@ -20,6 +21,8 @@ from rapid_server.settings import ServerSettings
 from tests_browser import NAMES, Visit, works
 from tests_hostile import Served
 
+from rapid.bundle import Bundle
+from rapid.bundle.info import provenance
 from rapid.methods import open_generator
 from rapid.sampling.generator import Generator
 
@@ -61,6 +64,16 @@ def generator(private_bundle: Path) -> Generator:
 def settings_of(**changes: Any) -> ServerSettings:
     """Settings of a server, without the environment."""
     return ServerSettings(model=("model=/nowhere",), **changes)
+
+
+@pytest.fixture
+def built_on_synthetic(public_bundle: Path, private_bundle: Path, tmp_path: Path) -> Generator:
+    """Of a public bundle, some of whose images a private model made."""
+    config = json.loads((public_bundle / "config.json").read_text())
+    config["public"]["origins"] = [json.loads(provenance(Bundle.open(private_bundle, "model"))["rapid"])]
+    Bundle.open(public_bundle, "base").copy_to(tmp_path / "base")
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config))
+    return open_generator(tmp_path / "base", "cpu", ["generation.attempts=1"])
 
 
 @pytest.fixture(scope="session")

@@ -169,6 +169,14 @@ DRAWN = """async () => {
 }"""
 
 
+def test_a_public_model_with_private_ones_behind_it(
+    visit: Visit, application: Any, serving: Any, built_on_synthetic: Generator
+) -> None:
+    with serving(application({"base": built_on_synthetic})) as client, visit(str(client.base_url)) as page:
+        expect(page.locator("#statement")).to_contain_text("made by the private model 'private' (rapid, epsilon 10")
+        expect(page.locator("#meaning-list")).to_contain_text("Private images were used by other models only,")
+
+
 def test_a_choice_of_models(
     visit: Visit, application: Any, serving: Any, generator: Generator, public_bundle: Path
 ) -> None:

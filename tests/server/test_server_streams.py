@@ -177,6 +177,20 @@ def test_the_entries_that_images_began_from(client: httpx.Client, generator: Gen
         assert response.json()["detail"].startswith(words)
 
 
+def test_a_public_model_names_the_private_ones_behind_it(
+    application: Any, built_on_synthetic: Generator, private_bundle: Path, serving: Any
+) -> None:
+    with serving(application({"base": built_on_synthetic})) as client:
+        info = client.get("/info").json()
+        png = client.post("/generate", json={"count": 1}, headers={"accept": "image/png"}).content
+    assert info["privacy"] is None
+    assert "made by the private model 'private' (rapid, epsilon 10" in info["privacy_in_words"]
+    told = json.loads((private_bundle / "privacy.json").read_text())
+    with Image.open(io.BytesIO(png)) as image:
+        (behind,) = json.loads(image.text["rapid"])["made_from"]  # type: ignore[attr-defined]
+    assert [behind[name] for name in ("epsilon", "delta")] == [told["epsilon"], told["delta"]]
+
+
 def test_several_models(application: Any, generator: Generator, public_bundle: Path, serving: Any) -> None:
     public = open_generator(public_bundle, "cpu")
     with serving(application({"private": generator, "public": public})) as client:

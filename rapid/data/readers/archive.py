@@ -1,4 +1,7 @@
-"""`.npz` files: arrays `images` and, if they are labelled, `labels` and optionally `classes`."""
+"""`.npz` files: arrays `images` and, if they are labelled, `labels` and optionally `classes`.
+
+Generated images have the text of their provenance in a string `rapid` beside them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import math
 import struct
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,6 +18,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from rapid import mapped
+from rapid.data.origin import KEYWORD, Origin, origins_in
 from rapid.data.readers.columns import NONE
 from rapid.data.readers.labels import from_numbers
 from rapid.data.readers.source import Labels, Records, Source
@@ -44,6 +49,7 @@ def read_archive(source: Source) -> Records:
             names = list(archive.files)
             asked = {name for name in (wanted, "classes", column) if name is not None} - {"images"}
             small = {name: archive[name] for name in names if name in asked}
+            origins = _origins(archive)
         images = _images(source.path) if "images" in names else None
     except MemoryError:
         raise
@@ -62,7 +68,17 @@ def read_archive(source: Source) -> Records:
     if 0 in images.shape:
         raise source.error("has no images")
     units = None if column is None else _units(small | {"images": images}, column, len(images))
-    return Records(images, _labels(small, wanted, len(images), source, column), units)
+    return Records(images, _labels(small, wanted, len(images), source, column), units, origins=origins)
+
+
+def _origins(archive: Mapping[str, NDArray[Any]]) -> tuple[Origin, ...]:
+    """The private models that made the images."""
+    try:
+        text = archive.get(KEYWORD, np.empty(0))
+    except ValueError:
+        # Python objects: not a text, and not looked at
+        return ()
+    return origins_in(str(text)) if text.dtype.kind == "U" and text.ndim == 0 else ()
 
 
 def _labels(

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from rapid.data.origin import Origin
 from rapid.data.readers.form import CHANGES, Formed, TooDeepError, describe, to_form
 from rapid.data.readers.source import Source
 from rapid.mapped import Growing
@@ -42,6 +43,8 @@ class Decoded(NamedTuple):
     """(N, H, W) or (N, H, W, 3); mapped from a scratch file if they are large."""
     notes: tuple[str, ...]
     """What was done to them, at most one sentence."""
+    origins: tuple[Origin, ...]
+    """The private models that made some of them."""
 
 
 class _Unreadable(NamedTuple):
@@ -60,6 +63,7 @@ def decode(encoded: Iterable[Encoded], source: Source) -> Decoded:
         Stopped: a stop was requested.
     """
     counts: Counter[str] = Counter()
+    origins: dict[Origin, None] = {}
     shape: tuple[int, ...] | None = None
     pixels = Growing()
     try:
@@ -76,13 +80,14 @@ def decode(encoded: Iterable[Encoded], source: Source) -> Decoded:
                     detail = f"{name} is {is_now}, expected {describe(shape)} like the first image; {convert}"
                     raise source.error(f"the images have several sizes or colour modes; {convert}", detail)
                 counts.update(image.changes)
+                origins.update(dict.fromkeys(image.origins))
             pixels.append(np.stack([image.pixels for image in found if isinstance(image, Formed)]))
         if shape is None:
             raise source.error("has no images")
         images = pixels.finish()
     finally:
         pixels.close()
-    return Decoded(images, _notes(counts, len(images)))
+    return Decoded(images, _notes(counts, len(images)), tuple(origins))
 
 
 def _notes(counts: Counter[str], total: int) -> tuple[str, ...]:

@@ -48,8 +48,8 @@ def read_folder(source: Source) -> Records:
     if names:
         labels = from_numbers(np.repeat([number for number, _, _ in groups], sizes), names, source, NAME)
     units = None if source.people is None else numbered(who for _, who, group in groups for _ in group)
-    images, notes = decode((Encoded(file) for file in files), source)
-    return Records(images, labels, units, notes)
+    images, notes, origins = decode((Encoded(file) for file in files), source)
+    return Records(images, labels, units, notes, origins)
 
 
 def folder_files(source: Source) -> list[str]:

@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from rapid.data.origin import KEYWORD, Origin, origins_in
+
 TURNED, DEEP, CLEAR, PALETTE, SPACE = (
     "turned as their EXIF tag says",
     "of 16 bits a channel, now of 8",
@@ -57,6 +59,8 @@ class Formed(NamedTuple):
     """(H, W) or (H, W, 3)."""
     changes: tuple[str, ...]
     """What was done, of CHANGES."""
+    origins: tuple[Origin, ...] = ()
+    """The private models that made the image, if it says so."""
 
 
 def to_form(image: Image.Image) -> Formed:
@@ -71,6 +75,8 @@ def to_form(image: Image.Image) -> Formed:
     """
     kind = image.format
     image.load()
+    text = image.info.get(KEYWORD)
+    origins = origins_in(text) if isinstance(text, str) else ()
     changes = []
     if (turn := TURNS.get(_orientation(image))) is not None:
         image = image.transpose(turn)
@@ -78,7 +84,7 @@ def to_form(image: Image.Image) -> Formed:
     if image.mode.startswith("I;16") or (image.mode == "I" and kind in SIXTEEN):
         changes.append(DEEP)
         wide = np.asarray(image).astype(np.uint32)
-        return Formed(((wide * 255 + 32767) // 65535).astype(np.uint8), tuple(changes))
+        return Formed(((wide * 255 + 32767) // 65535).astype(np.uint8), tuple(changes), origins)
     if image.mode in ("I", "F"):
         raise TooDeepError
     if image.mode in ("P", "PA"):
@@ -88,7 +94,8 @@ def to_form(image: Image.Image) -> Formed:
     if image.has_transparency_data:
         changes.append(CLEAR)
         image = _on_black(image.convert("LA" if image.mode in GREY else "RGBA"))
-    return Formed(np.asarray(image.convert("L" if image.mode in GREY else "RGB"), np.uint8), tuple(changes))
+    pixels = np.asarray(image.convert("L" if image.mode in GREY else "RGB"), np.uint8)
+    return Formed(pixels, tuple(changes), origins)
 
 
 def describe(shape: tuple[int, ...]) -> str:

@@ -68,10 +68,10 @@ def read_metadata(source: Source) -> Records:
         typed = all(table.path.suffix == ".jsonl" for table in tables)
         labels = from_values([row.get(label) for row in rows], None, source, typed=typed)
     units = None if people is None else people_of([row.get(people) for row in rows], people)
-    images, notes = decode((Encoded(file) for file in files), source)
+    images, notes, origins = decode((Encoded(file) for file in files), source)
     if len(tables) > 1:
         notes = (*notes, f"read from {', '.join(str(table.path.relative_to(source.path)) for table in tables)}")
-    return Records(images, labels, units, notes)
+    return Records(images, labels, units, notes, origins)
 
 
 def _labelled_by_folders(columns: Sequence[str], source: Source) -> bool:

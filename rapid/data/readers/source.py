@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid.data.origin import Origin
 from rapid.data.units import PeopleFrom
 from rapid.errors import InputError
 
@@ -34,6 +35,8 @@ class Records(NamedTuple):
     units: NDArray[np.int64] | None = None
     """Number of the person that each image shows, (N,); None if people were not asked for."""
     notes: tuple[str, ...] = ()
+    """See `ImageSet`."""
+    origins: tuple[Origin, ...] = ()
     """See `ImageSet`."""
 
 

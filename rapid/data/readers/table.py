@@ -73,10 +73,10 @@ def read_table(source: Source) -> Records:
                     yield Encoded(f"{path} row {row}", content)
                     row += 1
 
-    images, notes = decode(encoded(), source)
+    images, notes, origins = decode(encoded(), source)
     if len(paths) > 1:
         notes = (*notes, f"read from {len(paths)} Parquet files")
-    return Records(images, labels, units, notes)
+    return Records(images, labels, units, notes, origins)
 
 
 def _pyarrow(source: Source) -> ModuleType:

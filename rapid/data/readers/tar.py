@@ -53,7 +53,7 @@ def read_tar(source: Source) -> Records:
                 fields.append({name: value for name, value in found.items() if name in kept})
                 yield Encoded(f"{path} {key}", images[0])
 
-    images, notes = decode(encoded(), source)
+    images, notes, origins = decode(encoded(), source)
     people = check_people(columns, source)
     others = [name for name in columns if name != "txt"]
     label = LABEL if source.label_column is None and LABEL in others else label_column(others, source)
@@ -64,7 +64,7 @@ def read_tar(source: Source) -> Records:
         units = people_of([found.get(people) for found in fields], people)
     if len(paths) > 1:
         notes = (*notes, f"read from {len(paths)} tars")
-    return Records(images, labels, units, notes)
+    return Records(images, labels, units, notes, origins)
 
 
 def _is_tar(path: Path) -> bool:

@@ -40,10 +40,12 @@ function point(title, ...parts) {
 const MARKED = point("Every PNG states its origin.", "A text chunk says that it is synthetic, which model made it, and the ε and δ of that model if it has any.");
 
 /** What the guarantee of a model covers and what it does not, as list items. */
-export function meaning({ privacy }) {
+export function meaning({ privacy, bundle }) {
   if (privacy === null) {
     return [
-      point("No private image was used,", "so there is nothing private to protect, and no guarantee is stated."),
+      bundle.public?.origins?.length
+        ? point("Private images were used by other models only,", "which made some of the images behind this one. Their guarantees are stated below.")
+        : point("No private image was used,", "so there is nothing private to protect, and no guarantee is stated."),
       point("The public images have no protection.", "An image may closely resemble one of them. The enlarged view of an image shows " +
         "the public image that it started from."),
       MARKED.cloneNode(true),

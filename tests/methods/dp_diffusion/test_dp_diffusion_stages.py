@@ -6,13 +6,12 @@ import json
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler
-from methods.tiny import TINY
+from methods.tiny import TINY, flags
 from tests_process import Program, run
 from tests_support import assert_same_images
 
@@ -38,15 +37,6 @@ from rapid.stages.public import build_public_bundle
 CPU = torch.device("cpu")
 SETTINGS = TINY["dp-diffusion"]["settings"] | TINY["dp-diffusion"]["public"]
 METHOD = ("--method", "dp-diffusion")
-
-
-def flags(tree: dict[str, Any], prefix: str = "") -> list[str]:
-    """Nested settings as `--set` arguments."""
-    found = []
-    for name, value in tree.items():
-        inner = f"{prefix}{name}"
-        found += flags(value, f"{inner}.") if isinstance(value, dict) else ["--set", f"{inner}={json.dumps(value)}"]
-    return found
 
 
 def tiny(*overrides: str) -> DpDiffusionSettings:

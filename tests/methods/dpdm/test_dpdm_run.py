@@ -10,13 +10,12 @@ import re
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import torch
-from methods.tiny import TINY
+from methods.tiny import TINY, flags
 from numpy.typing import NDArray
 from PIL import Image
 from tests_process import Program, run
@@ -31,15 +30,6 @@ from rapid.sampling.generate import generate
 TRAIN = ["train-private", "--method", "dpdm", "--epsilon", 10]
 
 
-def overrides(tree: dict[str, Any]) -> list[str]:
-    return [
-        argument
-        for section, settings in tree.items()
-        for name, value in settings.items()
-        for argument in ("--set", f"{section}.{name}={json.dumps(value)}")
-    ]
-
-
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     ledger = tmp_path_factory.mktemp("ledger") / "ledger.jsonl"
@@ -50,7 +40,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def model(environment: dict[str, str], digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A private bundle: its training was killed and resumed."""
     out = tmp_path_factory.mktemp("dpdm") / "model"
-    arguments = [*TRAIN, "--private", digits, "--out", out, *overrides(TINY["dpdm"]["settings"]),
+    arguments = [*TRAIN, "--private", digits, "--out", out, *flags(TINY["dpdm"]["settings"]),
                  "--set", "private.steps=40", "--set", "private.checkpoint_seconds=0"]  # fmt: skip
     child = Program(*arguments, env=environment)
     while not (out / "checkpoints" / "denoiser.pt").exists() and child.poll() is None:
