@@ -276,7 +276,8 @@ def write_bundle(
     write_json(path / INDEX, index)
     if privacy is not None:
         write_json(path / PRIVACY, dict(privacy))
-    (path / CARD).write_text(card, encoding="utf-8")
+    with replacing(path / CARD) as target:
+        target.write_text(card, encoding="utf-8")
     hashes = {name: component_hash(path / name) for name in components}
     finished = BundleConfig.model_validate(config.model_dump() | {"components": hashes})
     write_json(path / CONFIG, finished.model_dump(mode="json"))

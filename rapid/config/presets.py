@@ -100,7 +100,8 @@ def build_settings(kind: type[S], tree: Tree, overrides: Sequence[str]) -> S:
     Raises:
         InputError: a malformed override, an unknown setting, or an invalid value; the field is the setting.
     """
-    tree = copy.deepcopy(tree)
+    # a section that is given in part keeps the other defaults of its place, which may not be those of its class
+    tree = _merge(kind().model_dump(mode="json"), copy.deepcopy(tree))
     for override in overrides:
         _apply(tree, override)
     try:

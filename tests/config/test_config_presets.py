@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +26,25 @@ def test_overrides_are_typed() -> None:
     assert chosen.private.clip_norm == 0.5
     assert chosen.preset == "demo"
     assert {"demo", "letters-mnist", "emnist-mnist", "imagenet32-cifar10"} <= set(preset_names())
+
+
+@pytest.mark.parametrize("method", ["rapid", "dpdm", "dp-gan", "dp-diffusion", "dp-classifier"])
+def test_an_override_changes_one_setting_alone(method: str) -> None:
+    """Of each nested section, with a value that is its own: nothing beside it changes."""
+    before = apply_overrides({"method": method}, []).model_dump(mode="json")
+
+    def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+        for name, value in tree.items():
+            if isinstance(value, dict):
+                yield from leaves(value, f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name}", value
+
+    nested = [(name, value) for name, value in leaves(before) if "." in name]
+    assert len(nested) > 20
+    for name, value in nested:
+        after = apply_overrides({"method": method}, [f"{name}={json.dumps(value)}"]).model_dump(mode="json")
+        assert after == before, name
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,9 @@ def generated(
     train_private_bundle(
         base, PrivateImages(digits), folder / "model", settings, epsilon=10.0, delta=None, device=CPU, resume=False
     )
-    rapid("generate", "--model", folder / "model", "--count", 40, "--labels", "all", "--out", folder / "syn.npz")
-    return folder / "syn.npz"
+    target = folder / f"{request.param}.npz"
+    rapid("generate", "--model", folder / "model", "--count", 40, "--labels", "all", "--out", target)
+    return target
 
 
 def test_generated_images_warm_a_classifier_up(generated: Path, digits: Path, tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_generated_images_warm_a_classifier_up(generated: Path, digits: Path, tm
     opened = Bundle.open(base, "base", "public")
     warm, kept = opened.component("classifier", WideResNet), opened.component("public_images", LabelledImages)
     assert warm.classes == CLASSES
-    assert [one.method for one in opened.origins] == [told["method"]] == [generated.parent.name.rstrip("0")]
+    assert [one.method for one in opened.origins] == [told["method"]] == [generated.stem]
     assert len(kept.images) == len(images) == 40
     # images of 28x28 are padded to 32x32
     margin = (32 - images.shape[1]) // 2
