@@ -13,7 +13,7 @@ from importlib.resources.abc import Traversable
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from rapid.config.sections import MethodSettings
 from rapid.errors import InputError
@@ -101,7 +101,7 @@ def build_settings(kind: type[S], tree: Tree, overrides: Sequence[str]) -> S:
         InputError: a malformed override, an unknown setting, or an invalid value; the field is the setting.
     """
     # a section that is given in part keeps the other defaults of its place, which may not be those of its class
-    tree = _merge(kind().model_dump(mode="json"), copy.deepcopy(tree))
+    tree = _merge(_sections(kind), copy.deepcopy(tree))
     for override in overrides:
         _apply(tree, override)
     try:
@@ -133,6 +133,12 @@ def preset_tree(preset: str, folder: Traversable = PRESETS) -> Tree:
         name = own.pop("extends", None)
         tree = _merge(own, tree)
     return tree
+
+
+def _sections(kind: type[BaseModel]) -> Tree:
+    """The defaults of the sections of a class."""
+    defaults = {name: field.default for name, field in kind.model_fields.items()}
+    return {name: value.model_dump(mode="json") for name, value in defaults.items() if isinstance(value, BaseModel)}
 
 
 def _merge(base: Tree, changes: Tree) -> Tree:
