@@ -12,16 +12,15 @@ from methods.tiny import TINY
 from torch.nn import functional as F
 
 from rapid.bundle import Bundle
-from rapid.config.presets import preset_names
 from rapid.data import load_images, to_unit_range
 from rapid.data.private import PrivateImages
 from rapid.data.views import DRAWS
 from rapid.dp.access import PublicFacts
 from rapid.dp.randomness import Randomness
 from rapid.errors import InputError
-from rapid.methods import apply_overrides, generator_of, load_settings, open_classifier, open_model
+from rapid.methods import apply_overrides, generator_of, open_classifier, open_model
 from rapid.methods.dp_classifier.images import LabelledImages
-from rapid.methods.dp_classifier.private_stage import ViewLosses, releases, trained_parameters
+from rapid.methods.dp_classifier.private_stage import ViewLosses, releases
 from rapid.methods.dp_classifier.public_gradient import PublicGradient
 from rapid.methods.dp_classifier.settings import DpClassifierSettings
 from rapid.nn.wide_resnet import WideResNet
@@ -58,15 +57,6 @@ def base(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Path:
     folder = tmp_path_factory.mktemp("base")
     sets = [part(digits, folder / "few.npz", slice(0, 30)), part(digits, folder / "synthetic.npz", slice(30, 70))]
     return build_public_bundle(sets, folder / "base", tiny("warmup.kept=20"), CPU, resume=False).path
-
-
-def test_the_defaults_are_the_preset() -> None:
-    assert load_settings("classifier-small") == DpClassifierSettings()
-    assert {"classifier-cifar10", "classifier-cifar100"} <= set(preset_names())
-    paper = load_settings("classifier-cifar10")
-    assert isinstance(paper, DpClassifierSettings)
-    assert trained_parameters(paper, 10) / 1e6 == pytest.approx(2.74, abs=0.011)
-    assert (paper.private.multiplicity, paper.private.clip_norm) == (16, 1)
 
 
 def test_an_override_leaves_its_neighbours_as_they_are() -> None:

@@ -16,13 +16,13 @@ from tests_process import Program, run
 from tests_support import assert_same_images
 
 from rapid.bundle import Bundle
-from rapid.config.presets import build_settings, preset_names
+from rapid.config.presets import build_settings
 from rapid.data import ImageSet, load_images
 from rapid.data.private import PrivateImages
 from rapid.diffusion.solvers import Solver
 from rapid.dp import PublicFacts
 from rapid.errors import InputError
-from rapid.methods import find_method, generator_of, load_settings, open_generator
+from rapid.methods import generator_of, open_generator
 from rapid.methods.dp_diffusion.attacked import membership_scores
 from rapid.methods.dp_diffusion.generator import PixelGenerator
 from rapid.methods.dp_diffusion.networks import build_schedule
@@ -262,25 +262,6 @@ def test_a_batch_larger_than_the_set_is_refused() -> None:
 
 
 # the papers' own numbers, Table 3
-PARAMETERS = {"dp-diffusion-cifar10": 80.4e6, "dp-diffusion-camelyon17": 80.4e6, "dp-diffusion-mnist": 4.2e6}
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_presets_have_the_parameters_of_the_paper(name: str) -> None:
-    found = load_settings(name)
-    assert isinstance(found, DpDiffusionSettings)
-    assert trained_parameters(found, 10) == pytest.approx(PARAMETERS[name], rel=0.01)
-    # Table 3: iterations, batch, multiplicity
-    numbers = {"dp-diffusion-mnist": (4000, 4096, 128)}.get(name, (200, 16384, 128))
-    assert (found.private.steps, found.private.expected_batch, found.private.multiplicity) == numbers
-
-
-def test_presets_of_the_method_are_listed() -> None:
-    names = [name for name in preset_names() if load_settings(name).method == "dp-diffusion"]
-    assert names == ["dp-diffusion", "dp-diffusion-camelyon17", "dp-diffusion-cifar10", "dp-diffusion-mnist"]
-    assert find_method("dp-diffusion").name == "dp-diffusion"
-
-
 def test_clipped_sampling_is_that_of_diffusers(base: Bundle) -> None:
     """DDIM with diffusers' own clipping, whose next step uses the noise that the clipped image implies, as here."""
     sampling = base.settings_as(DpDiffusionSettings).generation
