@@ -101,13 +101,14 @@ class Report:
                 if (ensemble := network.get("ensemble")) is not None:
                     accuracies.append((f"ensemble of {ensemble['members']} {network['network']}", ensemble["accuracy"]))
             if len(found["networks"]) > 1:
-                best = found["selected"]
-                words = best["network"] if best["members"] == 1 else f"ensemble of {best['members']} {best['network']}"
-                accuracies.append((f"{words}: the best on held-out {name} images", best["accuracy"]))
+                words = f"{_in_words(found['selected'])}: the best on held-out {name} images"
+                accuracies.append((words, found["selected"]["accuracy"]))
             lines += [
                 f"accuracy on {content['real']['source']}, trained on {name} images: {accuracy:.2%} ({network})"
                 for network, accuracy in accuracies
             ]
+            if len(found["networks"]) > 1:
+                lines.append(_choice(name, found))
         lines += _likeness(content["fidelity"])
         if (agreement := content["agreement"]) is not None:
             named = (("synthetic", agreement["synthetic"]), ("real test", agreement["real"]))
@@ -125,6 +126,21 @@ class Report:
                 f"synthetic images; {identical:,} identical"
             )
         return lines
+
+
+def _in_words(classifier: Json) -> str:
+    network: str = classifier["network"]
+    return network if classifier["members"] == 1 else f"ensemble of {classifier['members']} {network}"
+
+
+def _choice(name: str, found: Json) -> str:
+    """How well held-out images choose a classifier."""
+    correlation = found["rank_correlation"]
+    shown = "" if correlation is None else f"; rank correlation {correlation:.2f} over {len(found['networks'])} kinds"
+    return (
+        f"regret of the choice by held-out {name} images: {100 * found['regret']:.2f} points below the best "
+        f"({_in_words(found['best'])}){shown}"
+    )
 
 
 def _likeness(fidelity: Json) -> list[str]:

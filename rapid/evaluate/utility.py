@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import spearmanr
 
 from rapid.data import ImageSet
 from rapid.evaluate.networks import CLASSIFIERS, PROTOCOL
@@ -30,7 +31,8 @@ def protocol_in_words(epochs: int, ensemble: int = 1) -> str:
         "augmentation) on nine tenths of the training set; the other tenth selects the best epoch, which is tested "
         "once on the real test images. The mean is over the ResNet, the WideResNet and the ResNeXt, without the small "
         f"CNN. {several}The classifier that is best on the held-out tenth is the one that would be chosen without real "
-        "images. Standard errors reflect the size of the test set only"
+        "images; its regret is how far it is below the best on the real test images, and the rank correlation is "
+        "Spearman's, of both accuracies over the classifiers. Standard errors reflect the size of the test set only"
         f"{'' if ensemble > 1 else '; each network is trained once'}."
     )
 
@@ -59,8 +61,7 @@ def measure_utility(
         JSON-ready. `networks` has, for each name, the accuracy on `test` in [0, 1], overall and by class, and the
         confusion counts (a row per class of `test`, a column per class of `train`); with several networks of a kind
         also those of their `ensemble`, by the mean of their probabilities. `mean` is the mean accuracy of `PROTOCOL`,
-        None unless all of its networks were trained. `selected` is the classifier, or the ensemble, that is best on the
-        held-out tenth of `train`.
+        None unless all of its networks were trained. The rest is what `judge_selection` finds.
 
     Raises:
         InputError: a set is unlabelled, or `test` has a class that `train` does not have.
@@ -111,7 +112,7 @@ def measure_utility(
         "test_classes": list(test.classes),
         "networks": networks,
         "mean": mean,
-        "selected": _selected(networks),
+        **judge_selection(networks),
     }
 
 
@@ -120,11 +121,36 @@ def _accuracy(predicted: NDArray[np.integer[Any]], truth: NDArray[np.int64]) -> 
     return {"accuracy": accuracy, "standard_error": (accuracy * (1 - accuracy) / len(truth)) ** 0.5}
 
 
-def _selected(networks: dict[str, Json]) -> Json:
-    """The best classifier by images that it was not trained on, of the set that it was trained on."""
-    offered = {name: found.get("ensemble", found) for name, found in networks.items()}
-    name = max(offered, key=lambda name: float(offered[name]["held_out_accuracy"]))
-    best = offered[name]
-    return {"name": name, "network": networks[name]["network"], "members": best.get("members", 1)} | {
-        measure: best[measure] for measure in ("held_out_accuracy", "accuracy")
+def judge_selection(networks: dict[str, Json]) -> Json:
+    """Whether held-out images of the training set choose a classifier that is good on real images.
+
+    Args:
+        networks: as `measure_utility` returns them; where a kind has an ensemble, that is what is chosen from.
+
+    Returns:
+        JSON-ready. `selected` is the best on the held-out images, `best` the best on the real ones, each with `name`,
+        `network`, `members`, `held_out_accuracy` and `accuracy`. `regret` is the accuracy of `best` minus that of
+        `selected`. `rank_correlation` is Spearman's, of held-out against real accuracy, with mean ranks for ties; None
+        with fewer than three classifiers, or if all are equal in one of the two.
+    """
+    offered = [
+        {
+            "name": name,
+            "network": found["network"],
+            "members": found.get("ensemble", {}).get("members", 1),
+            "held_out_accuracy": found.get("ensemble", found)["held_out_accuracy"],
+            "accuracy": found.get("ensemble", found)["accuracy"],
+        }
+        for name, found in networks.items()
+    ]
+    selected = max(offered, key=lambda one: float(one["held_out_accuracy"]))
+    best = max(offered, key=lambda one: float(one["accuracy"]))
+    held_out, real = ([one[measure] for one in offered] for measure in ("held_out_accuracy", "accuracy"))
+    # a constant has no ranks to correlate
+    ranked = len(offered) >= 3 and len(set(held_out)) > 1 and len(set(real)) > 1
+    return {
+        "selected": selected,
+        "best": best,
+        "regret": best["accuracy"] - selected["accuracy"],
+        "rank_correlation": float(spearmanr(held_out, real).statistic) if ranked else None,
     }

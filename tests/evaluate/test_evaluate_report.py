@@ -83,6 +83,12 @@ def test_the_command_writes_json_page_and_picture(
         for network in utility["networks"].values():
             assert 0 <= network["accuracy"] <= 1
             assert np.sum(network["confusion"]) == 100
+        real = [network["accuracy"] for network in utility["networks"].values()]
+        assert utility["best"]["accuracy"] == max(real)
+        assert utility["regret"] == max(real) - utility["selected"]["accuracy"]
+        told = f"regret of the choice by held-out {name} images: {100 * utility['regret']:.2f} points below the best"
+        (line,) = (line for line in found.stdout.splitlines() if told in line)
+        assert (utility["rank_correlation"] is None) == ("rank correlation" not in line)
     # the sets are one and the same
     assert report["fidelity"]["synthetic"] == report["fidelity"]["real"]
     assert report["fidelity"]["synthetic"]["precision"] == 1
@@ -103,7 +109,7 @@ def test_the_command_writes_json_page_and_picture(
     assert len(page.pictures) == 3
     for picture in page.pictures:
         Image.open(io.BytesIO(base64.b64decode(picture.partition(",")[2]))).verify()
-    for words in ("Not private", "WideResNet", "precision", "coverage", "knowledge base"):
+    for words in ("Not private", "WideResNet", "precision", "coverage", "knowledge base", "Regret of the choice"):
         assert words in page.text
     Image.open(out.with_name("report-closest.png")).verify()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from rapid.errors import InputError
 from rapid.evaluate.networks import CLASSIFIERS, PROTOCOL, build
 from rapid.evaluate.sets import match_classes
 from rapid.evaluate.training import predict, train_classifier
-from rapid.evaluate.utility import measure_utility
+from rapid.evaluate.utility import judge_selection, measure_utility
 
 CPU = torch.device("cpu")
 
@@ -144,6 +146,61 @@ def test_an_ensemble_is_the_mean_of_its_members_and_the_best_is_selected_without
     assert found["selected"]["name"] == best
     assert found["selected"]["accuracy"] == found["networks"][best]["ensemble"]["accuracy"]
     assert found["selected"]["members"] == 3
+    real = {name: found["networks"][name]["ensemble"]["accuracy"] for name in ("small", "resnet")}
+    assert found["best"]["accuracy"] == real[found["best"]["name"]] == max(real.values())
+    assert found["regret"] == max(real.values()) - real[best]
+    assert found["rank_correlation"] is None
     once = measure_utility(train, test, CPU, "synthetic", ["small"], 1)
     assert "ensemble" not in once["networks"]["small"]
     assert once["networks"]["small"]["accuracy"] == found["networks"]["small"]["accuracy"]
+
+
+def judged(held_out: Sequence[float], real: Sequence[float]) -> dict[str, Any]:
+    return judge_selection({
+        f"n{number}": {"network": f"network {number}", "held_out_accuracy": first, "accuracy": second}
+        for number, (first, second) in enumerate(zip(held_out, real, strict=True))
+    })  # fmt: skip
+
+
+@given(st.permutations(range(6)))
+@settings(max_examples=50, deadline=None)
+def test_rank_correlation_of_a_permutation(order: list[int]) -> None:
+    """Without ties: 1 - 6 sum of d^2 / (n (n^2 - 1)); the values themselves do not matter."""
+    found = judged([0.1 * 2**rank for rank in range(6)], [0.5 + 0.05 * rank for rank in order])
+    distance = sum((first - second) ** 2 for first, second in enumerate(order))
+    assert found["rank_correlation"] == pytest.approx(1 - 6 * distance / 210)
+    assert found["selected"]["name"] == "n5"
+    assert found["best"]["name"] == f"n{order.index(5)}"
+    assert found["regret"] == pytest.approx(0.05 * (5 - order[5]))
+
+
+def test_the_regret_of_a_choice_by_hand() -> None:
+    found = judged([0.9, 0.95, 0.8, 0.7], [0.6, 0.5, 0.7, 0.4])
+    assert found["selected"] == {
+        "name": "n1", "network": "network 1", "members": 1, "held_out_accuracy": 0.95, "accuracy": 0.5,
+    }  # fmt: skip
+    assert (found["best"]["name"], found["regret"]) == ("n2", pytest.approx(0.2))
+    # ranks 3, 4, 2, 1 and 3, 2, 4, 1: the squares of their differences add up to 8
+    assert found["rank_correlation"] == pytest.approx(1 - 6 * 8 / 60)
+    # ranks 1.5, 1.5, 3 and 1, 2, 3: a covariance of 1.5 and variances of 1.5 and 2, all sums
+    assert judged([0.5, 0.5, 0.6], [0.1, 0.2, 0.3])["rank_correlation"] == pytest.approx(1.5 / 3**0.5)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "real"),
+    [([0.5], [0.6]), ([0.5, 0.6], [0.6, 0.5]), ([0.5] * 3, [0.1, 0.2, 0.3]), ([0.1, 0.2, 0.3], [0.5] * 3)],
+)
+def test_without_ranks_there_is_no_rank_correlation(held_out: list[float], real: list[float]) -> None:
+    found = judged(held_out, real)
+    assert found["rank_correlation"] is None
+    assert found["regret"] >= 0
+
+
+def test_ensembles_are_chosen_from_where_there_are_some() -> None:
+    ensemble = {"members": 3, "held_out_accuracy": 0.9, "accuracy": 0.4}
+    found = judge_selection({
+        "a": {"network": "A", "held_out_accuracy": 0.1, "accuracy": 0.9, "ensemble": ensemble},
+        "b": {"network": "B", "held_out_accuracy": 0.8, "accuracy": 0.1, "ensemble": ensemble | {"accuracy": 0.5}},
+    })  # fmt: skip
+    assert found["selected"] == {"name": "a", "network": "A"} | ensemble
+    assert (found["best"]["name"], found["regret"]) == ("b", pytest.approx(0.1))
