@@ -7,6 +7,7 @@ Adding a method: a folder `rapid/methods/NAME/` whose `__init__` has `METHOD`, a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -80,16 +81,23 @@ class Resources:
         device: where it computes.
         minutes: of wall time that it may take.
         processes: that share the work, each on such a device.
+        begun: when the stage began, by `time.monotonic`.
     """
 
     device: torch.device
     minutes: float
     processes: int = 1
+    begun: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
         """Seconds of work of all processes together."""
         return 60 * self.minutes * self.processes
+
+    @property
+    def seconds_left(self) -> float:
+        """Those that are left now, 0 or more: images may have been read, and times measured."""
+        return max(0.0, self.seconds - (time.monotonic() - self.begun) * self.processes)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,12 +56,14 @@ class AutomaticChoice:
         overrides: what the user set, as `section.name=value`; it wins.
         minutes: of wall time that the stage may take.
         say: gets lines for the user: what was chosen and why.
+        begun: when the stage began, by `time.monotonic`.
     """
 
     method: str
     overrides: tuple[str, ...]
     minutes: float
     say: Callable[[str], None]
+    begun: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         check_minutes(self.minutes)
@@ -73,7 +76,7 @@ class AutomaticChoice:
         Raises:
             InputError: the method does not choose, too few images, or an override that does not fit.
         """
-        choice = self._chooser().choose_public(sets, Resources(device, self.minutes, processes))
+        choice = self._chooser().choose_public(sets, Resources(device, self.minutes, processes, self.begun))
         earlier = earlier_settings(out, "build-kb")
         if not earlier:
             self._tell(choice.why)

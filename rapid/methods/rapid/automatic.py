@@ -21,10 +21,7 @@ from rapid.data.symmetry import has_plain_background, mirrored_alike, turned_ali
 from rapid.diffusion import Schedule
 from rapid.errors import InputError
 from rapid.methods.base import Choice, Resources, Tree
-from rapid.methods.rapid.settings import RapidSettings
-from rapid.nn import Denoiser
-from rapid.probe.network import Probe
-from rapid.training.timing import seconds_per_step
+from rapid.methods.rapid.automatic_networks import choose_networks
 
 LARGEST_SIDE = 64
 """Pixels a side to which larger images are reduced."""
@@ -32,13 +29,6 @@ LATENT_SIDE = {"cpu": 8, "cuda": 16}
 """Side of the latents: a private step on a CPU takes four times as long at twice the side."""
 FLOOR = 29.0
 """PSNR, dB, that the autoencoder reaches on public images which it was not fitted to."""
-SHARES = {"denoiser": 0.58, "probe": 0.22, "encoder": 0.08}
-"""Of the minutes of the public stage; latents, knowledge base and files take the rest."""
-WIDTHS = (32, 48, 64, 96, 128)
-"""Channels of the denoiser at its first resolution; the second has twice as many."""
-LEAST_EXAMPLES = 300_000
-"""Examples that a denoiser of the chosen width sees at least; a wider one would see fewer."""
-BATCH = {"denoiser": 256, "probe": 128, "encoder": 128}
 SHARES_OF_T = (0.8, 0.65, 0.5, 0.35)
 """The k that are tried, from the paper's downwards."""
 SIMILAR = 0.3
@@ -46,8 +36,6 @@ SIMILAR = 0.3
 SAMPLE = 10_000
 """Images that choices are made by."""
 RECORDS, QUERIES = 5000, 1000
-PART = 4
-"""A step is measured with a batch smaller by this factor."""
 TONES = 0.03
 """Share of epsilon of the tones of grey images. The Frechet distance of letters fell by half, that of classes of
 CIFAR-100 not at all."""
@@ -86,7 +74,8 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
         why.append(
             "tones: images get the brightness of private ones, from which writing gains and colour images do not"
         )
-    why.append(_networks(tree, len(images.classes) or 1, images.labels is not None, resources))
+    labelled = images.labels is not None
+    why.append(choose_networks(tree, count, len(images.classes) or 1, labelled, resources))
     return Choice(tree, tuple(why))
 
 
@@ -205,62 +194,3 @@ def _augment(pixels: NDArray[np.uint8]) -> tuple[Tree, str]:
         f"turned by up to {tree['rotate']} degrees",
     ]
     return tree, f"augmentation: {', '.join(words)}"
-
-
-def _networks(tree: Tree, classes: int, labelled: bool, resources: Resources) -> str:
-    """Fill in width and steps of each network from measured times."""
-    seconds = {name: resources.seconds * share for name, share in SHARES.items()}
-    if not labelled:
-        seconds["denoiser"] += seconds.pop("probe")
-    width, step = WIDTHS[0], 0.0
-    for wider in WIDTHS:
-        tree["denoiser"] = _denoiser(wider)
-        needed = _denoiser_seconds(RapidSettings.model_validate(tree), classes, resources.device)
-        if step and seconds["denoiser"] / needed * BATCH["denoiser"] < LEAST_EXAMPLES:
-            break
-        width, step = wider, needed
-    steps = int(seconds["denoiser"] / step)
-    tree["denoiser"] = _denoiser(width) | {"training": _training(steps, BATCH["denoiser"], 1e-3)}
-    words = [f"denoiser {width} channels, {tree['denoiser']['training']['steps']} steps"]
-    settings = RapidSettings.model_validate(tree)
-    if labelled:
-        steps = int(seconds["probe"] / _probe_seconds(settings, classes, resources.device))
-        tree["probe"]["training"] = _training(min(steps, 6000), BATCH["probe"], 2e-3)
-        words.append(f"probe {tree['probe']['training']['steps']} steps")
-    # a step of the encoder runs the denoiser forward twice
-    steps = min(400, int(seconds["encoder"] / (2 * step * BATCH["encoder"] / BATCH["denoiser"])))
-    tree["encoder"]["training"] = _training(steps, BATCH["encoder"], 1e-3)
-    words.append(f"encoder {tree['encoder']['training']['steps']} steps")
-    return f"networks: {', '.join(words)}; about {resources.minutes:g} min by the measured time of a step"
-
-
-def _denoiser(width: int) -> Tree:
-    return {"channels": width, "multipliers": [1, 2], "attention": [False, True], "heads": 4}
-
-
-def _training(steps: int, batch: int, rate: float) -> Tree:
-    steps = max(1, steps)
-    decay = round(min(0.9998, max(0.98, 1 - 10 / steps)), 4)
-    return {
-        "steps": steps,
-        "batch_size": batch,
-        "learning_rate": rate,
-        "warmup_steps": min(100, steps),
-        "ema_decay": decay,
-    }
-
-
-def _denoiser_seconds(settings: RapidSettings, classes: int, device: torch.device) -> float:
-    network, count = Denoiser.build(settings, classes).to(device), BATCH["denoiser"] // PART
-    x = torch.randn(count, *settings.latent_shape, device=device)
-    t = torch.randint(1, settings.schedule.timesteps + 1, (count,), device=device)
-    labels = torch.randint(classes, (count,), device=device)
-    # optimiser and average take a few per cent
-    return 1.05 * PART * seconds_per_step(lambda: (network(x, t, labels) - x).square().mean().backward(), device)
-
-
-def _probe_seconds(settings: RapidSettings, classes: int, device: torch.device) -> float:
-    probe, count = Probe.build(settings.image, settings.probe, classes).to(device), BATCH["probe"] // PART
-    x = torch.randn(count, settings.image.channels, settings.image.size, settings.image.size, device=device)
-    # augmentation and the linear layers come on top
-    return 1.25 * PART * seconds_per_step(lambda: probe.trunk(x).square().mean().backward(), device)

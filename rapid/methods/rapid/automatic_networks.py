@@ -1,0 +1,236 @@
+"""Widths and steps of RAPID's public networks that fill some minutes, by the time that their own first steps take."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rapid.config.sections import Training
+from rapid.data.augmented import AugmentedImages
+from rapid.methods.base import Resources, Tree
+from rapid.methods.rapid.networks import (
+    AutoencoderRecipe,
+    DenoiserRecipe,
+    EncoderRecipe,
+    encode_views,
+    train_autoencoder,
+    train_denoiser,
+    train_encoder,
+)
+from rapid.methods.rapid.settings import RapidSettings
+from rapid.methods.rapid.subspace import VIEWS
+from rapid.nn import Autoencoder, Denoiser
+from rapid.probe.features import ProbeRecipe, train_features
+from rapid.progress import hidden
+from rapid.training import Checkpoint
+from rapid.training.timing import seconds_per_step
+
+SHARES = {"probe": 0.25, "encoder": 0.09}
+"""Of the time for training, at most; the denoiser has the rest."""
+WIDTHS = (32, 48, 64, 96, 128)
+"""Channels of the denoiser at its first resolution; the second has twice as many."""
+LEAST_EXAMPLES = 300_000
+"""Examples that a denoiser of the chosen width sees at least; a wider one would see fewer."""
+BATCH = {"denoiser": 256, "probe": 128, "encoder": 128}
+MOST_STEPS = {"probe": 6000, "encoder": 400}
+PART = 4
+"""Widths are compared by steps with a batch smaller by this factor."""
+MEASURED_SHARE, MEASURED_SECONDS, MEASURED_STEPS = 0.01, 5.0, 3
+"""How long first steps are measured: a share of the time, at most so many seconds, at least so many steps."""
+SAMPLE = 1000
+"""Images whose preparation is measured."""
+PASSES = 3
+"""Over the images before the denoiser is trained: the basis, the statistics and the latents that are trained on."""
+LEFT = 0.03
+"""Share of the time for files, and for what differs from the measurement."""
+
+
+def choose_networks(tree: Tree, count: int, classes: int, labelled: bool, resources: Resources) -> str:
+    """Fill in width and steps of each network.
+
+    Args:
+        tree: the other settings; sections of the networks are added to it.
+        count: number of public images.
+        classes: number of public classes, 1 or more.
+        labelled: whether there is a probe.
+        resources: device, and the time that is left.
+
+    Returns:
+        A line for the user.
+    """
+    device, least = resources.device, min(MEASURED_SECONDS, MEASURED_SHARE * resources.seconds)
+    pace = _Pace(tree, classes, device, least)
+    tree["denoiser"] = _denoiser(WIDTHS[0])
+    rest = pace.preparation(count)
+    available = max(0.0, (1 - LEFT) * resources.seconds_left - rest)
+    width, step = WIDTHS[0], 0.0
+    for wider in WIDTHS:
+        tree["denoiser"] = _denoiser(wider)
+        needed = _rough_seconds(RapidSettings.model_validate(tree), classes, device)
+        if step and (1 - sum(SHARES.values())) * available / needed * BATCH["denoiser"] < LEAST_EXAMPLES:
+            break
+        width, step = wider, needed
+    tree["denoiser"] = _denoiser(width)
+    words = []
+    for name, share in SHARES.items():
+        if name == "probe" and not labelled:
+            continue
+        seconds = pace.probe() if name == "probe" else pace.encoder()
+        steps = min(MOST_STEPS[name], int(share * available / seconds))
+        tree[name]["training"] = training(steps, BATCH[name], 2e-3 if name == "probe" else 1e-3)
+        words.append(f"{name} {tree[name]['training']['steps']:,} steps")
+        available -= steps * seconds
+    steps = int(available / pace.denoiser())
+    tree["denoiser"]["training"] = training(steps, BATCH["denoiser"], 1e-3)
+    words.insert(0, f"denoiser {width} channels, {tree['denoiser']['training']['steps']:,} steps")
+    return f"networks: {', '.join(words)}; about {resources.minutes:g} min by the measured time of first steps"
+
+
+def training(steps: int, batch: int, rate: float) -> Tree:
+    """Settings of a training, with an average over its last part."""
+    steps = max(1, steps)
+    decay = round(min(0.9998, max(0.98, 1 - 10 / steps)), 4)
+    return {
+        "steps": steps,
+        "batch_size": batch,
+        "learning_rate": rate,
+        "warmup_steps": min(100, steps),
+        "ema_decay": decay,
+    }
+
+
+def _denoiser(width: int) -> Tree:
+    return {"channels": width, "multipliers": [1, 2], "attention": [False, True], "heads": 4}
+
+
+def _rough_seconds(settings: RapidSettings, classes: int, device: torch.device) -> float:
+    """Time of a step of the denoiser without optimiser and average, for comparing widths."""
+    network, count = Denoiser.build(settings, classes).to(device), BATCH["denoiser"] // PART
+    x = torch.randn(count, *settings.latent_shape, device=device)
+    t = torch.randint(1, settings.schedule.timesteps + 1, (count,), device=device)
+    labels = torch.randint(classes, (count,), device=device)
+    return PART * seconds_per_step(lambda: (network(x, t, labels) - x).square().mean().backward(), device)
+
+
+class _Pace:
+    """Times of the trainings of the public stage, which are run for a few steps on random images.
+
+    Args:
+        tree: settings; those of the denoiser may change between two measurements.
+        classes: number of public classes.
+        device: where to train.
+        least: seconds that a measurement takes, about.
+    """
+
+    def __init__(self, tree: Tree, classes: int, device: torch.device, least: float) -> None:
+        self._tree = tree
+        self._classes = classes
+        self._device = device
+        self._least = least
+        form = RapidSettings.model_validate(tree).image
+        shape = (SAMPLE, form.size, form.size) + (3,) * (form.channels == 3)
+        self._images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+        self._labels = np.arange(SAMPLE) % classes
+
+    @property
+    def _settings(self) -> RapidSettings:
+        return RapidSettings.model_validate(self._tree)
+
+    def denoiser(self) -> float:
+        """Seconds of a step of the denoiser."""
+        latents = torch.randn(SAMPLE, *self._settings.latent_shape, device=self._device)
+        labels = torch.from_numpy(self._labels).to(self._device)
+
+        def train(steps: int, checkpoint: Checkpoint) -> None:
+            train_denoiser(self._denoiser_recipe(steps), latents, labels, self._classes, checkpoint)
+
+        return self._seconds(train)
+
+    def probe(self) -> float:
+        """Seconds of a step of the features of the probe."""
+        s = self._settings
+
+        def train(steps: int, checkpoint: Checkpoint) -> None:
+            own = s.probe.model_copy(update={"training": _few(steps, BATCH["probe"])})
+            recipe = ProbeRecipe(images="", image=s.image, probe=own)
+            train_features(recipe, self._images, self._labels, self._classes, self._device, checkpoint)
+
+        return self._seconds(train)
+
+    def encoder(self) -> float:
+        """Seconds of a step of the trajectory encoder, whose queries run the denoiser."""
+        s, autoencoder = self._settings, self._autoencoder()
+        denoiser = Denoiser.build(self._denoiser_recipe(1), self._classes).to(self._device).eval()
+
+        def train(steps: int, checkpoint: Checkpoint) -> None:
+            own = s.encoder.model_copy(update={"training": _few(steps, BATCH["encoder"])})
+            recipe = EncoderRecipe(
+                images="", schedule=s.schedule, encoder=own, latent_shape=s.latent_shape, k=s.retrieval.k
+            )
+            train_encoder(recipe, self._images, autoencoder, denoiser, self._device, checkpoint)
+
+        return self._seconds(train)
+
+    def preparation(self, count: int) -> float:
+        """Seconds in which all images are brought to latents, as often as the stage does it.
+
+        Args:
+            count: number of public images.
+        """
+        s, autoencoder, views = self._settings, self._autoencoder(), self._views()
+        encode_views(autoencoder, views)
+        begin = time.monotonic()
+        encode_views(autoencoder, views)
+        each = (time.monotonic() - begin) / SAMPLE
+        shown = (1 - s.split.reference) * (s.augmentations.training or count)
+        kept = s.split.reference * (s.augmentations.reference or count)
+        return (PASSES * shown + kept + VIEWS) * each
+
+    def _views(self) -> AugmentedImages:
+        s = self._settings
+        count = SAMPLE if s.augmentations.training else 0
+        return AugmentedImages(self._images, np.zeros(SAMPLE, np.int64), count, s.augmentations.augment, self._device)
+
+    def _autoencoder(self) -> Autoencoder:
+        s = self._settings
+        own = s.autoencoder.model_copy(update={"training": _few(1, 64)})
+        recipe = AutoencoderRecipe(
+            images="", image=s.image, views=0, augment=s.augmentations.augment, autoencoder=own
+        )  # fmt: skip
+        with tempfile.TemporaryDirectory() as folder, hidden():
+            return train_autoencoder(recipe, self._views(), self._device, Checkpoint(Path(folder) / "state"))
+
+    def _denoiser_recipe(self, steps: int) -> DenoiserRecipe:
+        s = self._settings
+        own = s.denoiser.model_copy(update={"training": _few(steps, BATCH["denoiser"])})
+        return DenoiserRecipe(
+            images="",
+            views=0,
+            augment=s.augmentations.augment,
+            schedule=s.schedule,
+            denoiser=own,
+            latent_shape=s.latent_shape,
+        )
+
+    def _seconds(self, train: Callable[[int, Checkpoint], None]) -> float:
+        """Of a step: what a training of several steps takes longer than one of a single step."""
+
+        def whole(steps: int) -> float:
+            with tempfile.TemporaryDirectory() as folder, hidden():
+                begin = time.monotonic()
+                train(steps, Checkpoint(Path(folder) / "state"))
+                return time.monotonic() - begin
+
+        whole(1)
+        one = whole(1)
+        more = max(MEASURED_STEPS, int(self._least / max(one, 1e-6)))
+        return max(whole(1 + more) - one, 1e-6) / more
+
+
+def _few(steps: int, batch: int) -> Training:
+    return Training(steps=steps, batch_size=batch, warmup_steps=0, ema_decay=0.98)
