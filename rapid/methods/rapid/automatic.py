@@ -21,12 +21,18 @@ from rapid.data.symmetry import has_plain_background, mirrored_alike, turned_ali
 from rapid.diffusion import Schedule
 from rapid.errors import InputError
 from rapid.methods.base import Choice, Resources, Tree
-from rapid.methods.rapid.automatic_networks import choose_networks
+from rapid.methods.rapid.automatic_networks import WIDTHS, choose_networks, denoiser_of
+from rapid.methods.rapid.automatic_private import seconds_per_gradient
+from rapid.methods.rapid.settings import RapidSettings
 
 LARGEST_SIDE = 64
 """Pixels a side to which larger images are reduced."""
-LATENT_SIDE = {"cpu": 8, "cuda": 16}
-"""Side of the latents: a private step on a CPU takes four times as long at twice the side."""
+SIDES = (4, 8, 16)
+"""Sides of latents that are tried, and pixels."""
+MOST_CHANNELS = 24
+"""Of latents: TODO"""
+AFFORDABLE = 2.0
+"""Largest time of a private step, over that of the cheapest latents: a finer side must be worth its time."""
 FLOOR = 29.0
 """PSNR, dB, that the autoencoder reaches on public images which it was not fitted to."""
 SHARES_OF_T = (0.8, 0.65, 0.5, 0.35)
@@ -57,9 +63,8 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
     form, count = ImageSettings.model_validate(image), sum(len(part) for part in sets)
     images = join([fit_images(_sampled(part, count), form, "public") for part in sets], "public")
     pixels = images.images
-    side = LATENT_SIDE[resources.device.type]
     tree: Tree = {"method": "rapid", "preset": "auto", "image": image, "split": {"reference": 0.15}}
-    tree["autoencoder"], latents, line = _autoencoder(pixels, image["size"] // side)
+    tree["autoencoder"], latents, line = _latents(pixels, image, resources.device)
     why.append(line)
     augment, line = _augment(pixels)
     why.append(line)
@@ -94,11 +99,38 @@ def _image(sets: Sequence[ImageSet]) -> tuple[Tree, list[str]]:
     return {"size": size, "channels": channels, "fit": fit}, [f"images: {size}x{size}, {colour}, {how}"]
 
 
-def _autoencoder(pixels: NDArray[np.uint8], patch: int) -> tuple[Tree, Tensor, str]:
+def _latents(pixels: NDArray[np.uint8], image: Tree, device: torch.device) -> tuple[Tree, Tensor, str]:
+    """The finest latents that are affordable, of those that keep images above the floor with few enough channels.
+
+    Returns:
+        Settings of the autoencoder; normalised latents, see `_components`; a line for the user.
+    """
+    size, passed, cheapest = image["size"], [], math.inf
+    chosen: tuple[Tree, Tensor, str] | None = None
+    for side in sorted({side for side in (*SIDES, size) if size % side == 0}):
+        tree, latents, psnr = _components(pixels, size // side)
+        count, name = tree["latent_channels"], f"{side}x{side}"
+        if count > MOST_CHANNELS:
+            passed.append(f"{name} need {count} channels")
+            continue
+        draft = {"method": "rapid", "image": image, "autoencoder": tree, "denoiser": denoiser_of(WIDTHS[0])}
+        seconds = seconds_per_gradient(RapidSettings.model_validate(draft), device)
+        cheapest = min(cheapest, seconds)
+        if seconds > AFFORDABLE * cheapest:
+            passed.append(f"with {name} a private step takes {seconds / cheapest:.1f} times as long")
+            break
+        line = f"latents: {name}, {count} principal components of {size // side}x{size // side} pixels; "
+        chosen = tree, latents, line + f"{psnr:.1f} dB on held-out public images"
+    assert chosen is not None
+    tree, latents, line = chosen
+    return tree, latents, "; ".join([line, *passed])
+
+
+def _components(pixels: NDArray[np.uint8], patch: int) -> tuple[Tree, Tensor, float]:
     """The smallest linear autoencoder with an error that is small enough, judged on images that it was not fitted to.
 
     Returns:
-        Settings; normalised latents of a sample of the images, float (n, d), in random order; a line for the user.
+        Settings; normalised latents of a sample of the images, float (n, d), in random order; PSNR, dB.
     """
     rows = F.pixel_unshuffle(to_unit_range(pixels[_order(len(pixels))]), patch).movedim(1, -1).double()
     fitted, held = (part.flatten(0, -2) for part in (rows[::2], rows[1::2]))
@@ -114,11 +146,8 @@ def _autoencoder(pixels: NDArray[np.uint8], patch: int) -> tuple[Tree, Tensor, s
     count = min(size, max(4, -(-good // 4) * 4))
     latents = rows @ vectors[:, :count]
     deviation, mean = torch.std_mean(latents, (0, 1, 2), correction=0)
-    side = rows.shape[1]
-    line = f"latents: {count} principal components of {patch}x{patch} pixels, {side}x{side} of them; "
-    line += f"{psnr[count - 1]:.1f} dB on held-out public images"
     normalised = ((latents - mean) / deviation.clamp_min(1e-6)).flatten(1).float()
-    return {"kind": "linear", "patch": patch, "latent_channels": count}, normalised, line
+    return {"kind": "linear", "patch": patch, "latent_channels": count}, normalised, psnr[count - 1]
 
 
 def _retrieval(latents: Tensor, labels: NDArray[np.int64] | None) -> tuple[Tree, str]:

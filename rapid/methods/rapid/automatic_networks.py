@@ -42,8 +42,8 @@ PART = 4
 """Widths are compared by steps with a batch smaller by this factor."""
 MEASURED_SHARE, MEASURED_SECONDS, MEASURED_STEPS = 0.01, 5.0, 3
 """How long first steps are measured: a share of the time, at most so many seconds, at least so many steps."""
-SAMPLE = 1000
-"""Images whose preparation is measured."""
+SAMPLE = 500
+"""Random images that are measured with."""
 PASSES = 3
 """Over the images before the denoiser is trained: the basis, the statistics and the latents that are trained on."""
 LEFT = 0.03
@@ -65,17 +65,17 @@ def choose_networks(tree: Tree, count: int, classes: int, labelled: bool, resour
     """
     device, least = resources.device, min(MEASURED_SECONDS, MEASURED_SHARE * resources.seconds)
     pace = _Pace(tree, classes, device, least)
-    tree["denoiser"] = _denoiser(WIDTHS[0])
+    tree["denoiser"] = denoiser_of(WIDTHS[0])
     rest = pace.preparation(count)
     available = max(0.0, (1 - LEFT) * resources.seconds_left - rest)
     width, step = WIDTHS[0], 0.0
     for wider in WIDTHS:
-        tree["denoiser"] = _denoiser(wider)
+        tree["denoiser"] = denoiser_of(wider)
         needed = _rough_seconds(RapidSettings.model_validate(tree), classes, device)
         if step and (1 - sum(SHARES.values())) * available / needed * BATCH["denoiser"] < LEAST_EXAMPLES:
             break
         width, step = wider, needed
-    tree["denoiser"] = _denoiser(width)
+    tree["denoiser"] = denoiser_of(width)
     words = []
     for name, share in SHARES.items():
         if name == "probe" and not labelled:
@@ -104,7 +104,8 @@ def training(steps: int, batch: int, rate: float) -> Tree:
     }
 
 
-def _denoiser(width: int) -> Tree:
+def denoiser_of(width: int) -> Tree:
+    """Settings of a denoiser of this width."""
     return {"channels": width, "multipliers": [1, 2], "attention": [False, True], "heads": 4}
 
 

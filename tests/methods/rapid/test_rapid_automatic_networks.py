@@ -1,0 +1,72 @@
+"""Widths and steps that fill the time, against clocks of their own."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from rapid.methods import apply_overrides
+from rapid.methods.base import Resources, Tree
+from rapid.methods.rapid.automatic_networks import BATCH, LEAST_EXAMPLES, MOST_STEPS, WIDTHS, choose_networks
+from rapid.methods.rapid.settings import RapidSettings
+
+CPU = torch.device("cpu")
+
+
+def small(labelled: bool = True) -> Tree:
+    """Settings of 16x16 grey images with latents of 4x4x4."""
+    return {
+        "method": "rapid",
+        "image": {"size": 16, "channels": 1},
+        "autoencoder": {"kind": "linear", "patch": 4, "latent_channels": 4},
+        "encoder": {"channels": 8, "features": 8},
+        "probe": {"channels": 4, "features": 8, "enabled": labelled},
+    }
+
+
+def planned(minutes: float, labelled: bool = True, begun: float | None = None) -> tuple[RapidSettings, str]:
+    tree = small(labelled)
+    begun = time.monotonic() if begun is None else begun
+    why = choose_networks(tree, 1000, 3, labelled, Resources(CPU, minutes, begun=begun))
+    settings = apply_overrides(tree, [])
+    assert isinstance(settings, RapidSettings)
+    return settings, why
+
+
+def test_more_time_is_wider_and_longer() -> None:
+    few, _ = planned(0.3)
+    many, why = planned(30)
+    assert few.denoiser.channels <= many.denoiser.channels
+    assert many.denoiser.channels in WIDTHS
+    assert many.denoiser.training.steps * BATCH["denoiser"] >= LEAST_EXAMPLES
+    for name in ("denoiser", "probe", "encoder"):
+        steps = getattr(many, name).training.steps
+        assert 1 <= getattr(few, name).training.steps <= steps
+        assert f"{steps:,} steps" in why
+        assert steps <= MOST_STEPS.get(name, steps)
+
+
+def test_time_that_others_leave_goes_to_the_denoiser() -> None:
+    # probe and encoder reach their most steps in a small part of their shares
+    hour, _ = planned(60)
+    day, _ = planned(24 * 60)
+    assert hour.encoder.training.steps == day.encoder.training.steps == MOST_STEPS["encoder"]
+    assert day.denoiser.training.steps > 20 * hour.denoiser.training.steps or (
+        day.denoiser.channels > hour.denoiser.channels
+    )
+
+
+def test_time_that_is_over_is_not_planned_again() -> None:
+    tree_begun = time.monotonic() - 60
+    late, _ = planned(1, begun=tree_begun)
+    for name in ("denoiser", "probe", "encoder"):
+        assert getattr(late, name).training.steps == 1
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_without_labels_there_is_no_probe_to_train(labelled: bool) -> None:
+    settings, why = planned(0.1, labelled)
+    assert ("probe" in why) == labelled
+    assert settings.probe.enabled == labelled
