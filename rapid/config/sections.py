@@ -294,3 +294,8 @@ class MethodSettings(Section):
     def for_private_run(self, overrides: Sequence[str]) -> Self:
         """The settings of a private run with what follows from others, unless an override says otherwise."""
         return self
+
+    @property
+    def base_wanted(self) -> str:
+        """Why a private run with these settings cannot do without a public bundle; empty if nothing in them says so."""
+        return ""

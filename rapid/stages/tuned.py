@@ -94,7 +94,7 @@ def tune_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     of trials and everything of the others is deleted. No progress is shown, which would tell the number.
 
     Args:
-        base: public bundle; None for a method without a public stage.
+        base: public bundle; None for a run without one.
         private: the image set, with labels.
         out: new folder, or with `resume` the folder of an earlier run with the same arguments.
         candidates: settings by name, of one method and one form of images.

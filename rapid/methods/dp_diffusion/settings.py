@@ -64,7 +64,9 @@ class PixelDenoiserSettings(DenoiserSettings):
         "paper's text has true, the parameter counts of its tables have false",
     )
     conditional: bool = Field(True, description="learn the classes of the public images, if they have labels")
-    pretrained: bool = Field(True, description="false: random weights, to train privately from scratch")
+    pretrained: bool = Field(
+        True, description="false: random weights, to train privately from scratch, which needs no public images"
+    )
 
 
 class DpDiffusionPrivateSettings(DpSgdSettings):
@@ -110,8 +112,8 @@ class PixelSamplingSettings(SamplingSettings):
 class DpDiffusionSettings(MethodSettings):
     """All settings of a DP-diffusion bundle.
 
-    The public sections are fixed in a public bundle; `private` describes the private stage, `generation` the default
-    settings of sampling.
+    With a public bundle, the public sections are fixed by it; without one (`denoiser.pretrained=false`), they are those
+    of the run. `private` describes the private stage, `generation` the default settings of sampling.
     """
 
     public_sections: ClassVar[tuple[str, ...]] = ("image", "views", "schedule", "timesteps", "denoiser")
@@ -141,6 +143,11 @@ class DpDiffusionSettings(MethodSettings):
             if views.shift >= self.image.size:
                 raise ValueError(f"{name}.shift must be less than image.size ({self.image.size}), not {views.shift}")
         return self
+
+    @property
+    def base_wanted(self) -> str:
+        """See `MethodSettings`: fine-tuning begins from a public network."""
+        return "denoiser.pretrained=true begins from a public network" if self.denoiser.pretrained else ""
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:

@@ -261,7 +261,6 @@ def test_a_batch_larger_than_the_set_is_refused() -> None:
         releases(tiny("private.noise_band=9"), facts, None)
 
 
-# the papers' own numbers, Table 3
 def test_clipped_sampling_is_that_of_diffusers(base: Bundle) -> None:
     """DDIM with diffusers' own clipping, whose next step uses the noise that the clipped image implies, as here."""
     sampling = base.settings_as(DpDiffusionSettings).generation
