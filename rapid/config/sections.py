@@ -26,6 +26,8 @@ def _number_or_auto(value: object) -> object:
     raise ValueError("use a whole number of at least 1, or auto")
 
 
+RateSchedule = Literal["constant", "cosine"]
+"""Of the learning rate of a private training."""
 PhysicalBatch = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
 ANY_BATCH = 256
 """Draws at a time where `auto` is chosen and nothing is measured."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
 
 from rapid.bundle import Bundle, Component, Thumbnails
 from rapid.dp.access import PrivateAccess, PublicFacts
@@ -21,7 +20,7 @@ from rapid.methods.dp_diffusion.generator import PixelSampler, check_guidance
 from rapid.methods.dp_diffusion.networks import build_denoiser, with_private_classes
 from rapid.methods.dp_diffusion.objective import PrivateObjective
 from rapid.methods.dp_diffusion.public_stage import DENOISER, THUMBNAILS, public_facts
-from rapid.methods.dp_diffusion.settings import DpDiffusionPrivateSettings, DpDiffusionSettings
+from rapid.methods.dp_diffusion.settings import DpDiffusionSettings
 from rapid.nn import Denoiser
 from rapid.tones.fit import released_tones
 from rapid.tones.release import tones_specs
@@ -87,9 +86,10 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: DpDiffus
         else access.map(lambda images: denoiser.null_labels(len(images)), access.images)
     )
     optimizer = build_optimizer(denoiser, own)
+    schedule = noisy_schedule(optimizer, own.steps, own.learning_rate_schedule)
     access.train(
         DENOISER,
-        Trainer(denoiser, optimizer, learning_rates(optimizer, own), ema_decay=own.ema_decay),
+        Trainer(denoiser, optimizer, schedule, ema_decay=own.ema_decay),
         PrivateObjective(settings, denoiser, access.draws),
         [access.images, labels],
         execution=Execution.of(own),
@@ -124,13 +124,6 @@ def trained_parameters(settings: DpDiffusionSettings, classes: int) -> int:
         denoiser = build_denoiser(settings, classes)
     select_trainable(denoiser, settings.private.trainable)
     return sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
-
-
-def learning_rates(optimizer: torch.optim.Optimizer, settings: DpDiffusionPrivateSettings) -> LambdaLR:
-    """The learning rate by step, as a share of the highest."""
-    if settings.learning_rate_schedule == "cosine":
-        return noisy_schedule(optimizer, settings.steps)
-    return LambdaLR(optimizer, lambda _: 1.0)
 
 
 def _check_base(base: Bundle, settings: DpDiffusionSettings, facts: PublicFacts) -> None:

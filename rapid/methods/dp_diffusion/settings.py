@@ -13,6 +13,7 @@ from rapid.config.sections import (
     ImageSettings,
     MethodSettings,
     OverlapSettings,
+    RateSchedule,
     SamplingSettings,
     Section,
     TonesSettings,
@@ -77,7 +78,7 @@ class DpDiffusionPrivateSettings(DpSgdSettings):
     multiplicity: int = Field(
         4, ge=1, description="draws of view, timestep and noise averaged for each image, before clipping"
     )
-    learning_rate_schedule: Literal["constant", "cosine"] = Field(
+    learning_rate_schedule: RateSchedule = Field(
         "constant", description="constant: the paper; cosine: a short warm-up, then down to a tenth"
     )
     timesteps: MixtureSettings = MixtureSettings(weights=(0.015, 0.785, 0.2), breaks=(0, 30, 600, 1000))
@@ -97,8 +98,8 @@ class PixelSamplingSettings(SamplingSettings):
     guidance: float = Field(
         1.0,
         ge=0,
-        description="classifier-free guidance scale, 1 is off: in the paper it made images worse; train with "
-        "private.label_dropout > 0",
+        description="classifier-free guidance, s of eps(null) + s (eps(label) - eps(null)): 1 is off (in dpdm: 0). In "
+        "the paper it made images worse; train with private.label_dropout > 0",
     )
     attempts: int = Field(1, ge=1, le=1, description="candidates for an image: there is no probe to choose among them")
     clip_range: float | None = Field(
