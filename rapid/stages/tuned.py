@@ -224,7 +224,7 @@ def _prepare(
         raise InputError("private.group_size", problem, max(one.private.group_size for one in settings))
     images, facts, account, assignment = read_private(private, settings[0], opened[next(iter(candidates))][1], ledger)
     if images.labels is None:
-        raise InputError("private", "has no labels, by which trials are compared; use one sub-folder a class")
+        raise InputError("private", "has no labels, by which trials are compared; use one sub-folder per class")
     spent_at = default_delta(facts.dataset_size) if delta is None else delta
     public = opened[next(iter(candidates))][1]
     asked = {
