@@ -73,7 +73,7 @@ PRESETS = {
     "dp-gan-mnist-fixed128": Images(10, "MNIST", epsilon=9.29),
     "dp-gan-mnist-fixed2048": Images(10, "MNIST", epsilon=9.28),
     "dp-gan-celeba32": Images(2, "CELEBA", epsilon=9.39, delta="1e-6"),
-    "dp-diffusion-mnist": Images(10, "MNIST", "LETTERS"),
+    "dp-diffusion-mnist": Images(10, "MNIST"),
     "dp-diffusion-cifar10": Images(10, "CIFAR10", "IMAGENET32"),
     "dp-diffusion-camelyon17": Images(2, "CAMELYON17", "IMAGENET32", delta="3e-6"),
     "edm-cifar10": Images(10, "", "FEW"),

@@ -18,7 +18,7 @@ from rapid.rounding import as_typed, rounded_up
 
 ACCOUNT_DIGITS = 4
 """Shortest prefix that may stand for an account."""
-FILTER_MEANS = "holds also if plans are chosen after seeing earlier results"
+FILTER_MEANS = "holds even if plans are chosen after seeing earlier results"
 PRV_MEANS = "holds if all plans had been fixed in advance"
 
 

@@ -289,10 +289,8 @@ def _delta(parser: argparse.ArgumentParser) -> None:
 
 
 def _private_set(parser: argparse.ArgumentParser) -> None:
-    words = (
-        "classes of --private: names, a file with a name a line, or a folder with a sub-folder a class; default: its "
-    )
-    words += "sub-folders (which may be empty), its array 'classes', or its ClassLabel"
+    words = "classes of --private: names, a file with one name per line, or a folder with one sub-folder per class; "
+    words += "default: its sub-folders (which may be empty), its array 'classes', or its ClassLabel"
     parser.add_argument("--classes", metavar="a,b,c|FILE", help=words)
     _label_column(parser)
     _show_paths(parser)

@@ -26,6 +26,8 @@ def _number_or_auto(value: object) -> object:
     raise ValueError("use a whole number of at least 1, or auto")
 
 
+RateSchedule = Literal["constant", "cosine"]
+"""Of the learning rate of a private training."""
 PhysicalBatch = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
 ANY_BATCH = 256
 """Draws at a time where `auto` is chosen and nothing is measured."""
@@ -294,3 +296,8 @@ class MethodSettings(Section):
     def for_private_run(self, overrides: Sequence[str]) -> Self:
         """The settings of a private run with what follows from others, unless an override says otherwise."""
         return self
+
+    @property
+    def base_wanted(self) -> str:
+        """Why a private run with these settings cannot do without a public bundle; empty if nothing in them says so."""
+        return ""

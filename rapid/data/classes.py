@@ -13,8 +13,8 @@ from rapid.errors import InputError
 
 UNDECLARED = (
     "the number of classes of --private is taken from its labels and is published with the model: it is not protected, "
-    "and can show that a single image was there. Declare the classes by --classes a,b,c, by --classes FILE with a name "
-    "a line, by an array 'classes' in the .npz file, or by a ClassLabel in the Parquet file"
+    "and can show that a single image was there. Declare the classes by --classes a,b,c, by --classes FILE with one "
+    "name per line, by an array 'classes' in the .npz file, or by a ClassLabel in the Parquet file"
 )
 """Warning about a private set without declared classes."""
 UNDECLARED_NOTE = "The number of classes was taken from the labels, which is not protected."
@@ -25,8 +25,8 @@ def read_classes(value: str, field: str = "classes") -> tuple[str, ...]:
     """Class names in their order, from the argument `--classes`.
 
     Args:
-        value: names separated by commas ("a," for a single one), or the path of a text file with a name a line, or of a
-            folder with a sub-folder a class, which may be empty.
+        value: names separated by commas ("a," for a single one), or the path of a text file with one name per line, or
+            of a folder with one sub-folder per class, which may be empty.
         field: name of the argument; for messages.
 
     Raises:
@@ -69,5 +69,5 @@ def _lines(path: Path, field: str) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError):
-        raise InputError(field, "cannot be read; write a text file with a name a line", path) from None
+        raise InputError(field, "cannot be read; write a text file with one name per line", path) from None
     return [line for line in lines if line.strip()]

@@ -146,7 +146,7 @@ class PrivateAccess:
             InputError: the images are unlabelled.
         """
         if self._labels is None:
-            raise InputError("private", "has no labels, and this needs them; use one sub-folder a class")
+            raise InputError("private", "has no labels, and this needs them; use one sub-folder per class")
         return self._labels
 
     def steps_taken(self) -> dict[str, int]:

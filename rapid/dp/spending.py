@@ -197,7 +197,7 @@ class Charge:
             known = entry.run == self.run or bool(hashes & {place.sha256 for place in entry.checkpoints})
             if known and entry.dataset != self.dataset and entry.kind != "limit":
                 raise InputError(
-                    "private", "are other images than those of the run in --out; give the same, or a new folder"
+                    "private", "differs from the images of the run in --out; give those images, or a new --out"
                 )
 
     def _check_limit(
@@ -278,16 +278,16 @@ def _prv_text(events: Sequence[DpEvent], delta: float) -> str:
 
 def _taken(limit: RenyiFilter) -> str:
     return (
-        f"the limit of this data set is epsilon {as_typed(limit.epsilon)} at delta {rounded_up(limit.delta)}, and its "
-        "first run was promised all of it, also if it was stopped; resume that run, or raise the limit by rapid ledger "
-        "limit"
+        f"the limit of this data set is epsilon {as_typed(limit.epsilon)} at delta {rounded_up(limit.delta)}, and all "
+        "of it is reserved for the first run, even if that run was stopped; resume that run, or raise the limit with "
+        "rapid ledger limit"
     )
 
 
 def _refusal(limit: RenyiFilter, spent: float, together: float, composed: str) -> str:
     return (
         f"the limit of this data set is epsilon {as_typed(limit.epsilon)} at delta {rounded_up(limit.delta)}; "
-        f"{rounded_up(spent)} is spent or reserved, and with this run it would be {rounded_up(together)}, which holds "
-        f"also if plans are chosen after seeing earlier results ({composed} if all plans had been fixed in advance); "
-        "ask for a smaller --epsilon, or raise the limit by rapid ledger limit"
+        f"{rounded_up(spent)} is spent or reserved, and this run would raise it to {rounded_up(together)}, which holds "
+        f"even if runs are planned after seeing earlier results ({composed} if all plans had been fixed in advance); "
+        "ask for a smaller --epsilon, or raise the limit with rapid ledger limit"
     )

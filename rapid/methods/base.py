@@ -147,7 +147,8 @@ class Method(Protocol[S]):
         name: as in `--method` and in `settings.method`.
         settings: the class of its settings.
         has_public_stage: whether `build-kb` makes a public bundle of it.
-        base: whether `train-private` requires such a bundle, takes one, or refuses it.
+        base: whether `train-private` requires such a bundle, takes one, or refuses it. An optional one is required
+            where `MethodSettings.base_wanted` says why.
     """
 
     name: str
@@ -183,7 +184,7 @@ class Method(Protocol[S]):
     def describe_private(self, settings: S, base: Bundle | None, budget: Budget) -> Description:
         """Describe a private bundle."""
 
-    def privacy_notes(self, budget: Budget) -> Sequence[str]:
+    def privacy_notes(self, base: Bundle | None, budget: Budget) -> Sequence[str]:
         """Sentences for the privacy statement, such as the result of a check."""
 
     def trained_parameters(self, settings: S, classes: int) -> int:

@@ -161,11 +161,31 @@ class Denoiser(StoredNetwork):
         return torch.full((count,), self.num_classes, dtype=torch.int64, device=self.class_table.weight.device)
 
 
-def guided(denoiser: Denoiser, x: Tensor, t: Tensor, labels: Tensor, scale: float) -> Tensor:
-    """Classifier-free guidance: eps_null + scale (eps_label - eps_null); one network call if scale is 1."""
+class Guidable(Protocol):
+    """A network with classes and the null class."""
+
+    def null_labels(self, count: int) -> Tensor:
+        """`count` labels of the null class, int64 (count,), on the device of the weights."""
+        ...
+
+    def __call__(self, x: Tensor, t: Tensor, labels: Tensor, /) -> Tensor:
+        """Its prediction, as `x`."""
+        ...
+
+
+def guided(network: Guidable, x: Tensor, t: Tensor, labels: Tensor, scale: float) -> Tensor:
+    """Classifier-free guidance: null + scale (label - null) of predictions; one network call if scale is 1.
+
+    Args:
+        network: with both kinds of predictions.
+        x: noisy images or latents, float (N, C, H, W).
+        t: timesteps or noise levels (N,), as the network takes them.
+        labels: int64 (N,).
+        scale: 1 is without guidance; 1 + w for papers that write (1 + w) label - w null.
+    """
     if scale == 1:
-        return denoiser(x, t, labels)
-    null = denoiser.null_labels(len(x))
-    both = denoiser(torch.cat([x, x]), torch.cat([t, t]), torch.cat([labels, null]))
+        return network(x, t, labels)
+    null = network.null_labels(len(x))
+    both = network(torch.cat([x, x]), torch.cat([t, t]), torch.cat([labels, null]))
     conditional, unconditional = both.chunk(2)
     return unconditional + scale * (conditional - unconditional)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -98,23 +97,3 @@ def denoising_losses(
     """
     noisy = x0 + sigma.view(-1, 1, 1, 1) * noise
     return denoiser.preconditioning.losses(denoiser(noisy, sigma, labels), x0, sigma)
-
-
-def guided(denoiser: PreconditionedDenoiser, x: Tensor, sigma: Tensor, labels: Tensor, weight: float) -> Tensor:
-    """Classifier-free guidance, (1 + w) D(x; label) - w D(x; null); one call, without guidance, if w is 0.
-
-    DPDM prints weights w and 1 - w instead; its code, and the tables of its best settings, mean these.
-
-    Args:
-        denoiser: D.
-        x: noisy images, float (N, C, H, W).
-        sigma: their levels, float (N,).
-        labels: int64 (N,).
-        weight: w.
-    """
-    if weight == 0:
-        return denoiser(x, sigma, labels)
-    null = denoiser.null_labels(len(x))
-    both = denoiser(torch.cat([x, x]), torch.cat([sigma, sigma]), torch.cat([labels, null]))
-    conditional, unconditional = both.chunk(2)
-    return (1 + weight) * conditional - weight * unconditional

@@ -31,7 +31,7 @@ from rapid.release.rules import Rule, rule
 from rapid.rounding import as_typed, rounded_down, rounded_up, up_to_places
 
 CRYPTOGRAPHIC = NOISE_SOURCES[Randomness.source]
-ADAPTIVE = "holds also if later releases were chosen after the results of earlier ones were seen"
+ADAPTIVE = "holds even if later releases were chosen after the results of earlier ones were seen"
 FIXED = "holds if all releases had been fixed in advance"
 LIBRARY = f"RDP of each candidate alone (dp-accounting {metadata.version('dp-accounting')})"
 Json = dict[str, Any]

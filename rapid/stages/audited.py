@@ -143,7 +143,7 @@ def audit_stage(
     Each canary takes part by the toss of a fair coin. All that is scored, and how, is fixed before the run.
 
     Args:
-        base: public bundle; None for a method without a public stage.
+        base: public bundle; None for a run without one.
         settings: of the run.
         epsilon: for which the releases are calibrated, as in a real run.
         delta: in (0, 1).

@@ -76,7 +76,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     """Run the private stage of a method: the result is (epsilon, delta)-DP with respect to the private images.
 
     Args:
-        base: public bundle; None for a method without a public stage.
+        base: public bundle; None for a run without one.
         private: the image set. A warning says so if its classes are not declared, and the labels decide.
         out: new folder, or with `resume` the folder of an earlier run with the same arguments.
         settings: those of `base` with the requested private and generation sections.
@@ -188,7 +188,7 @@ def _prepare(
 def method_and_base(
     base: Path | None, settings: MethodSettings, device: torch.device
 ) -> tuple[Method[Any], Bundle | None]:
-    """The method of the settings, and the opened public bundle; None for a method without one.
+    """The method of the settings, and the opened public bundle; None without one.
 
     Raises:
         InputError: base, settings and device do not fit together.
@@ -201,6 +201,9 @@ def method_and_base(
         raise InputError("private.precision", problem, settings.private.precision)
     if base is None and method.base == "required":
         raise InputError("base", f"{method.name} needs a public bundle; make one with rapid build-kb")
+    if base is None and method.base == "optional" and settings.base_wanted:
+        problem = f"is missing, but {settings.base_wanted}; make one with rapid build-kb, or change that setting"
+        raise InputError("base", problem)
     if base is not None and method.base == "none":
         raise InputError("base", f"{method.name} trains without public images; leave it out", base)
     public = None if base is None else Bundle.open(base, "base", "public")
@@ -305,7 +308,7 @@ def write_model(
     found = run.method.describe_private(run.settings, run.base, budget)
     statement = privacy_statement(budget, method=run.method.name, noise_source=run.settings.private.noise_source)
     statement |= more or {}
-    statement["notes"] = list(run.method.privacy_notes(budget))
+    statement["notes"] = list(run.method.privacy_notes(run.base, budget))
     if not run.images.declared:
         statement["notes"].append(UNDECLARED_NOTE)
     if run.base is not None and run.base.origins:

@@ -118,7 +118,7 @@ def seconds_per_step(
     """Mean time of a step of DP-SGD in the private stage, measured on random images, in one process.
 
     Args:
-        base: public bundle; None for a method without one.
+        base: public bundle; None for a run without one.
         settings: of the run; the `private` section is a `DpSgdSettings`.
         device: where to train.
         least: seconds that are measured, at least; and at least `LEAST_STEPS` steps.

@@ -94,7 +94,7 @@ def tune_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     of trials and everything of the others is deleted. No progress is shown, which would tell the number.
 
     Args:
-        base: public bundle; None for a method without a public stage.
+        base: public bundle; None for a run without one.
         private: the image set, with labels.
         out: new folder, or with `resume` the folder of an earlier run with the same arguments.
         candidates: settings by name, of one method and one form of images.
@@ -224,7 +224,7 @@ def _prepare(
         raise InputError("private.group_size", problem, max(one.private.group_size for one in settings))
     images, facts, account, assignment = read_private(private, settings[0], opened[next(iter(candidates))][1], ledger)
     if images.labels is None:
-        raise InputError("private", "has no labels, by which trials are compared; use one sub-folder a class")
+        raise InputError("private", "has no labels, by which trials are compared; use one sub-folder per class")
     spent_at = default_delta(facts.dataset_size) if delta is None else delta
     public = opened[next(iter(candidates))][1]
     asked = {

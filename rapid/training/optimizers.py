@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from rapid.config.sections import DpSgdSettings
+from rapid.config.sections import DpSgdSettings, RateSchedule
 from rapid.errors import InputError
 from rapid.training.loop import warmup_cosine
 
@@ -42,7 +42,9 @@ def build_optimizer(network: nn.Module, settings: DpSgdSettings) -> torch.optim.
     return torch.optim.Adam(parameters, lr=settings.learning_rate)
 
 
-def noisy_schedule(optimizer: torch.optim.Optimizer, steps: int) -> LambdaLR:
-    """Learning rate for noisy gradients: a short linear warm-up, then half a cosine down to a tenth."""
+def noisy_schedule(optimizer: torch.optim.Optimizer, steps: int, name: RateSchedule = "cosine") -> LambdaLR:
+    """Learning rate for noisy gradients: constant, or a short linear warm-up and half a cosine down to a tenth."""
+    if name == "constant":
+        return LambdaLR(optimizer, lambda _: 1.0)
     warmup = max(1, min(LONGEST_WARMUP, steps // 10))
     return warmup_cosine(optimizer, steps, warmup_steps=warmup, final_share=FINAL_SHARE)

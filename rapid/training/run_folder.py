@@ -49,7 +49,7 @@ class RunFolder:
         if out.exists() and not out.is_dir():
             raise InputError("out", "is a file; give a new folder", out)
         if run_folder._begun() and not file.is_file():
-            raise InputError("out", "holds something else; give a new folder", out)
+            raise InputError("out", "holds other files and no run of rapid; give a new folder", out)
         with run_folder._locked():
             if not file.is_file():
                 run_folder.new = True
@@ -60,7 +60,7 @@ class RunFolder:
             difference = _first_difference(run_folder.earlier(), json.loads(json.dumps(written)))
             if difference is not None:
                 raise InputError(
-                    "out", f"the earlier run differs in '{difference}'; use the same, or a new folder", out
+                    "out", f"holds a run with another '{difference}'; use the same value, or give a new folder", out
                 )
             run_folder._sweep()
             yield run_folder
@@ -97,10 +97,13 @@ class RunFolder:
         written = written if isinstance(written, dict) else {}
         before = dict(written)
         if dataset and written.setdefault("dataset", dataset) != dataset:
-            problem = "are not the images of the run in --out, or --ledger is not its ledger; give the same"
-            raise InputError("private", f"{problem}, or a new folder")
+            problem = "differs from the images of the run in --out, or --ledger from its ledger"
+            raise InputError("private", f"{problem}; give the same images and ledger, or a new --out")
         if "dataset" in before and written.get("units", "") != units:
-            raise InputError("private", "assigns images to other people than the run in --out; give the same")
+            raise InputError(
+                "private",
+                "assigns images to other people than the run in --out did; give the same assignment, or a new --out",
+            )
         if units:
             written["units"] = units
         if written.get("folder") != folder or not isinstance(written.get("run"), str):
@@ -151,7 +154,9 @@ class RunFolder:
         try:
             lock.acquire()
         except Timeout:
-            raise InputError("out", "another process works in it; wait for it, or stop it", self.out) from None
+            raise InputError(
+                "out", "is in use by another process; wait until that ends, or stop it", self.out
+            ) from None
         try:
             yield
         finally:

@@ -61,7 +61,7 @@ def test_a_second_run_beyond_the_limit_is_refused(
     told = rapid("ledger", "show", found["dataset"][:8], ledger=ledger).stdout
     assert "of 2 at delta 0.0001" in told
     assert told.count("spent, asked for") == 2
-    assert "holds also if plans are chosen after seeing earlier results" in told
+    assert "holds even if plans are chosen after seeing earlier results" in told
     assert "holds if all plans had been fixed in advance" in told
     verified = rapid("ledger", "verify", ledger=ledger)
     assert (verified.returncode, "none altered" in verified.stdout) == (0, True)
@@ -76,7 +76,7 @@ def test_a_second_run_beyond_the_limit_is_refused(
         command = ["train-private", "--base", public_bundle, "--private", images, "--delta", "1e-4", *arguments]
         bound = rapid(*command, ledger=book)
         assert bound.returncode == 2, bound.stderr
-    assert "--private: are not the images of the run in --out, or --ledger is not its ledger" in last(bound.stderr)
+    assert "--private: differs from the images of the run in --out, or --ledger from its ledger" in last(bound.stderr)
     for name in ("config.json", "denoiser/diffusion_pytorch_model.safetensors"):
         (tmp_path / "moved" / name).unlink()
     (tmp_path / "moved" / "denoiser" / "config.json").unlink()
@@ -126,7 +126,7 @@ def test_two_processes_do_not_share_an_output_folder(
     with RunFolder.enter(out, "train-private", {}, resume=False):
         command = f"train-private --base {public_bundle} --private {digits} --epsilon 1 --out {out} --resume"
         assert main(command.split()) == 2
-    assert "another process works in it" in last(capfd.readouterr().err)
+    assert "is in use by another process" in last(capfd.readouterr().err)
 
 
 @pytest.mark.parametrize(

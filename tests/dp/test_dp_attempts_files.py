@@ -95,13 +95,15 @@ def test_a_checkpoint_exchanged_after_the_charge_is_refused(run: Run) -> None:
 def test_a_run_is_bound_to_its_images_and_their_ledger(run: Run) -> None:
     run.until(2)
     with RunFolder.enter(run.out, "train-private", {}, resume=True) as folder:
-        with pytest.raises(InputError, match="private: are not the images of the run") as refused:
+        with pytest.raises(
+            InputError, match="private: differs from the images of the run in --out, or --ledger"
+        ) as refused:
             folder.run_name("b" * 32)
         assert refused.value.exit_code == 2
         name = folder.run_name(DATA)
     # nor does the ledger know it, or its checkpoints, for another data set
     for run_name, places in ((name, None), ("other", named(run))):
-        with pytest.raises(InputError, match="are other images"):
+        with pytest.raises(InputError, match="differs from the images of the run in --out; give those"):
             Charge(run.ledger, "b" * 32, run_name, Limit(4.0, 1e-3)).begin(BUDGET.releases, places)
 
 

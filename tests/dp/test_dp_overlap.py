@@ -167,7 +167,7 @@ def test_private_images_that_are_public_are_refused_once_and_for_all(
     # with less noise than the run was begun with
     other = run("train-private", *arguments, "--resume", "--set", "private.overlap.share=0.2")
     assert other.returncode == 2
-    assert "the earlier run differs in 'settings.private.overlap.share'" in other.stderr
+    assert "holds a run with another 'settings.private.overlap.share'" in other.stderr
 
 
 def test_a_resumed_training_is_not_checked_again(

@@ -56,6 +56,7 @@ class Variant:
         method: its name.
         overrides: settings.
         warm: whether it starts from a base of public digits, which its tiny settings do without.
+        scratch: whether it starts without the base that its tiny settings have.
         epsilon: of the run.
         runs: a file of rapid that runs if these settings have an effect.
     """
@@ -63,6 +64,7 @@ class Variant:
     method: str
     overrides: tuple[str, ...] = ()
     warm: bool = False
+    scratch: bool = False
     epsilon: float = 2.0
     runs: str = "stages/private.py"
 
@@ -76,6 +78,7 @@ VARIANTS = {
         warm=True,
         runs="methods/dp_classifier/public_gradient.py",
     ),
+    "dp-diffusion-scratch": Variant("dp-diffusion", ("denoiser.pretrained=false",), scratch=True),
     # with a small epsilon 100 images tell too little about their tones, and no curve is fitted
     **{
         f"{method}-tones": Variant(method, ("private.tones.share=0.2",), epsilon=200.0, runs="sampling/generate.py")
@@ -126,7 +129,7 @@ def case(request: pytest.FixtureRequest, letters: Path, digits: Path, tmp_path_f
     settings = apply_overrides(tree, [*COMMON, *MORE.get(method, ()), *variant.overrides])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if base is None and (variant.warm or TINY[method]["public"] is not None):
+        if base is None and not variant.scratch and (variant.warm or TINY[method]["public"] is not None):
             public = public_digits(folder / "public.npz") if variant.warm else letters
             base = build_public_bundle([public], folder / "base", settings, torch.device("cpu"), resume=False).path
         bundle = train_privately(base, digits, folder / "out", settings, folder / "ledger.jsonl", variant.epsilon)

@@ -13,7 +13,8 @@ from torch import Tensor
 from rapid.config.sections import DenoiserSettings
 from rapid.diffusion.preconditioning import CONFIGURATIONS, Configuration
 from rapid.errors import InputError
-from rapid.nn.preconditioned import PreconditionedDenoiser, guided
+from rapid.nn.denoiser import guided
+from rapid.nn.preconditioned import PreconditionedDenoiser
 
 SMALL = DenoiserSettings(channels=8, multipliers=(1, 2), attention=(False, True), heads=2)
 SIGMA = torch.tensor([0.01, 0.4, 2.0, 50.0])
@@ -77,13 +78,13 @@ def test_level_and_class_reach_the_network_and_examples_do_not_mix(name: Configu
 
 @torch.no_grad()
 def test_guidance() -> None:
-    """(1 + w) of the class minus w of none, in one call; w = 0 is conditional."""
+    """(1 + w) of the class minus w of none, in one call; w = 0, which is scale 1, is conditional."""
     denoiser = build()
     x, labels = torch.randn(4, 1, 8, 8), torch.arange(4) % 3
     conditional, null = denoiser(x, SIGMA, labels), denoiser(x, SIGMA, denoiser.null_labels(4))
-    torch.testing.assert_close(guided(denoiser, x, SIGMA, labels, 0), conditional)
+    torch.testing.assert_close(guided(denoiser, x, SIGMA, labels, 1), conditional)
     torch.testing.assert_close(
-        guided(denoiser, x, SIGMA, labels, 0.5), conditional + 0.5 * (conditional - null), rtol=1e-4, atol=1e-4
+        guided(denoiser, x, SIGMA, labels, 1.5), conditional + 0.5 * (conditional - null), rtol=1e-4, atol=1e-4
     )
 
 

@@ -67,14 +67,14 @@ def test_another_manifest_is_refused_by_its_first_difference(
     with enter(tmp_path / "out"):
         pass
     again = enter(tmp_path / "out", resume=True, **changes)
-    with pytest.raises(InputError, match=f"the earlier run differs in {told}"), again:
+    with pytest.raises(InputError, match=f"holds a run with another {told}"), again:
         pass
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_something_else_is_left_alone(tmp_path: Path, resume: bool) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(InputError, match="holds something else"), enter(tmp_path, resume=resume):
+    with pytest.raises(InputError, match="holds other files"), enter(tmp_path, resume=resume):
         pass
     with pytest.raises(InputError, match="is a file"), enter(tmp_path / "thesis.txt", resume=resume):
         pass
@@ -82,7 +82,7 @@ def test_something_else_is_left_alone(tmp_path: Path, resume: bool) -> None:
     shutil.rmtree(tmp_path)
     (tmp_path / "checkpoints").mkdir(parents=True)
     (tmp_path / "checkpoints" / "denoiser.pt").write_text("of a run whose manifest is lost")
-    with pytest.raises(InputError, match="holds something else"), enter(tmp_path, resume=resume):
+    with pytest.raises(InputError, match="holds other files"), enter(tmp_path, resume=resume):
         pass
 
 
@@ -101,7 +101,7 @@ def test_no_two_processes_work_in_it(tmp_path: Path) -> None:
     entered = tmp_path.with_name(f"{tmp_path.name}-entered")
     other = start(stay_in, tmp_path, "train-private", MANIFEST, entered)
     wait_for(entered)
-    with pytest.raises(InputError, match="another process works in it"), enter(tmp_path, resume=True):
+    with pytest.raises(InputError, match="is in use by another process"), enter(tmp_path, resume=True):
         pass
     # the lock goes with its process, however that ends
     other.kill()

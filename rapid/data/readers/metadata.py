@@ -75,7 +75,7 @@ def read_metadata(source: Source) -> Records:
 
 
 def _labelled_by_folders(columns: Sequence[str], source: Source) -> bool:
-    """Whether no column has the labels, and the images lie in a sub-folder a class."""
+    """Whether no column has the labels, and the images lie in one sub-folder per class."""
     if source.path.is_file() or source.label_column or source.people or any(name in LABELS for name in columns):
         return False
     return not has_image(source.path) and any(has_image(folder) for folder in class_folders(source.path))

@@ -68,8 +68,10 @@ class DpClassifier:
 
         return describe_private(settings, base, budget)
 
-    def privacy_notes(self, budget: Budget) -> Sequence[str]:
+    def privacy_notes(self, base: Bundle | None, budget: Budget) -> Sequence[str]:
         """That public images are not protected."""
+        if base is None:
+            return []
         return [
             "Images that were given as public are not protected; no check is made that no private image is among them."
         ]

@@ -43,7 +43,7 @@ def releases(settings: DpClassifierSettings, facts: PublicFacts, base: Bundle | 
     """
     own = settings.private
     if not facts.classes:
-        raise InputError("private", "has no labels, which a classifier needs; use one sub-folder a class")
+        raise InputError("private", "has no labels, which a classifier needs; use one sub-folder per class")
     if own.public_share > 0 and (base is None or not base.has(IMAGES)):
         problem = "needs public images in --base; build it with warmup.kept above 0, or leave this at 0"
         raise InputError("private.public_share", problem, own.public_share)

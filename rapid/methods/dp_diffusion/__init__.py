@@ -1,4 +1,4 @@
-"""DP diffusion: a public diffusion model of pixels, fine-tuned privately.
+"""DP diffusion: a public diffusion model of pixels, fine-tuned privately; or a new one, trained from scratch.
 
 Ghalebikesabi et al. (2023), "Differentially Private Diffusion Models Generate Useful Synthetic Images".
 
@@ -39,7 +39,7 @@ class DpDiffusion:
     name = "dp-diffusion"
     settings = DpDiffusionSettings
     has_public_stage = True
-    base: BaseUse = "required"
+    base: BaseUse = "optional"
 
     def train_public(self, builder: BundleBuilder, public: PublicImages, settings: DpDiffusionSettings) -> Description:
         """Train the denoiser on public images."""
@@ -58,7 +58,7 @@ class DpDiffusion:
     def train_private(
         self, access: PrivateAccess, base: Bundle | None, settings: DpDiffusionSettings
     ) -> Mapping[str, Component]:
-        """Fine-tune the denoiser."""
+        """Train the denoiser: that of the base, or a new one."""
         from rapid.methods.dp_diffusion.private_stage import train_private
 
         return train_private(access, base, settings)
@@ -69,11 +69,11 @@ class DpDiffusion:
 
         return describe_private(settings, base, budget)
 
-    def privacy_notes(self, budget: Budget) -> Sequence[str]:
-        """The note on the overlap check."""
+    def privacy_notes(self, base: Bundle | None, budget: Budget) -> Sequence[str]:
+        """The note on the overlap check, if there are public images."""
         from rapid.methods.dp_diffusion.private_stage import privacy_notes
 
-        return privacy_notes(budget)
+        return privacy_notes(base, budget)
 
     def trained_parameters(self, settings: DpDiffusionSettings, classes: int) -> int:
         """Number of trained parameters of the denoiser."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,6 +23,26 @@ from rapid.sampling.linear_trajectories import Entry, LinearTrajectories, Phase,
 from rapid.sampling.streams import Streams, normal
 from rapid.sampling.without_probe import WithoutProbe
 from rapid.tones.curve import ToneCurve, stored_tones, toned
+
+
+def check_guidance(own: DpDiffusionSettings, kind: Kind, classes: Sequence[str], guidance: float) -> None:
+    """Check that guidance has both a class and the null class to compare.
+
+    Args:
+        own: settings of the training.
+        kind: of the training.
+        classes: that the network knows.
+        guidance: the scale.
+
+    Raises:
+        InputError: guidance of a model that has no classes, or was never trained with the null class.
+    """
+    dropout = own.denoiser.label_dropout * own.denoiser.pretrained
+    if kind == "private":
+        dropout = max(dropout, own.private.label_dropout)
+    if guidance != 1 and not (classes and dropout):
+        problem = "needs a model with classes, trained with label_dropout above 0; use 1"
+        raise InputError("generation.guidance", problem, guidance)
 
 
 class PixelSampler(WithoutProbe):
@@ -62,13 +84,7 @@ class PixelSampler(WithoutProbe):
         self._denoiser = place(denoiser, device)
         self._tones = None if tones is None else place(tones, device)
         self.classes: tuple[str, ...] = classes if self._denoiser.num_classes else ()
-        dropout = own.denoiser.label_dropout * own.denoiser.pretrained
-        if kind == "private":
-            dropout = max(dropout, own.private.label_dropout)
-        if self.settings.guidance != 1 and not (self.classes and dropout):
-            # there are not both a class and the null class to compare
-            problem = "needs a model with classes, trained with label_dropout above 0; use 1"
-            raise InputError("generation.guidance", problem, self.settings.guidance)
+        check_guidance(own, kind, self.classes, settings.guidance)
         self._schedule = build_schedule(own.schedule).to(device)
         self._routes: dict[int, Route] = {}
 

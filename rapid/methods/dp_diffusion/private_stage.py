@@ -1,11 +1,10 @@
-"""DP diffusion's private stage: overlap check, and DP-SGD of the public denoiser."""
+"""DP diffusion's private stage: overlap check, and DP-SGD of the public denoiser or of a new one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
 
 from rapid.bundle import Bundle, Component, Thumbnails
 from rapid.dp.access import PrivateAccess, PublicFacts
@@ -17,18 +16,19 @@ from rapid.dp.releases import DpSgdSpec, QuerySpec
 from rapid.dp.training_spec import training_spec
 from rapid.errors import InputError
 from rapid.methods.base import Description
-from rapid.methods.dp_diffusion.generator import PixelSampler
+from rapid.methods.dp_diffusion.generator import PixelSampler, check_guidance
 from rapid.methods.dp_diffusion.networks import build_denoiser, with_private_classes
 from rapid.methods.dp_diffusion.objective import PrivateObjective
 from rapid.methods.dp_diffusion.public_stage import DENOISER, THUMBNAILS, public_facts
-from rapid.methods.dp_diffusion.settings import DpDiffusionPrivateSettings, DpDiffusionSettings
+from rapid.methods.dp_diffusion.settings import DpDiffusionSettings
 from rapid.nn import Denoiser
 from rapid.tones.fit import released_tones
 from rapid.tones.release import tones_specs
 from rapid.training import Trainer
 from rapid.training.optimizers import build_optimizer, noisy_schedule, select_trainable
 
-TITLE = "diffusion model of pixels, fine-tuned (noise-prediction loss, all timesteps)"
+TUNED = "diffusion model of pixels, fine-tuned (noise-prediction loss, all timesteps)"
+NEW = "diffusion model of pixels, from random weights (noise-prediction loss, all timesteps)"
 UNCONDITIONED = (
     "has no labels, and --base was trained with labels alone; give labels, or build it with "
     "--set denoiser.label_dropout=0.1 or --set denoiser.conditional=false"
@@ -41,18 +41,22 @@ def releases(settings: DpDiffusionSettings, facts: PublicFacts, base: Bundle | N
     Args:
         settings: share of epsilon, steps, batch, clip norm.
         facts: public facts of the private images.
-        base: the public bundle; None before it exists: it is then assumed to fit.
+        base: the public bundle; None from scratch, or before it exists: it is then assumed to fit.
 
     Raises:
-        InputError: settings that do not fit the base or the images.
+        InputError: settings that do not fit the base or the images, or `private.trainable` matches no parameter.
     """
     own, size = settings.private, facts.dataset_size
+    check_guidance(settings, "private", facts.classes, settings.generation.guidance)
     if base is not None:
         _check_base(base, settings, facts)
+    elif not settings.base_wanted:
+        trained_parameters(settings, len(facts.classes))
     specs: list[DpSgdSpec | QuerySpec] = []
-    if own.overlap.share > 0:
+    # without public images there is nothing to compare
+    if own.overlap.share > 0 and (base is not None or settings.base_wanted):
         specs.append(overlap_spec(size, own.overlap.share, facts.unit))
-    specs.append(training_spec(DENOISER, TITLE, own, facts))
+    specs.append(training_spec(DENOISER, TUNED if settings.denoiser.pretrained else NEW, own, facts))
     return [*specs, *tones_specs(own.tones, size)]
 
 
@@ -61,7 +65,7 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: DpDiffus
 
     Args:
         access: the private images.
-        base: the public bundle.
+        base: the public bundle; None from scratch.
         settings: of the run.
 
     Raises:
@@ -69,11 +73,11 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: DpDiffus
         LostRank: another rank is gone.
         Stopped: a stop was requested; the state is saved.
     """
-    assert base is not None
     own, classes = settings.private, len(access.facts.classes)
     if OVERLAP in access.budget.names:
+        assert base is not None
         check_overlap(access, base.component(THUMBNAILS, Thumbnails).rows)
-    denoiser = with_private_classes(base.component(DENOISER, Denoiser), classes).to(access.device)
+    denoiser = _start(settings, classes, base).to(access.device)
     select_trainable(denoiser, own.trainable)
     # the images stay bytes; each step turns those that it draws into views
     labels = (
@@ -82,9 +86,10 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: DpDiffus
         else access.map(lambda images: denoiser.null_labels(len(images)), access.images)
     )
     optimizer = build_optimizer(denoiser, own)
+    schedule = noisy_schedule(optimizer, own.steps, own.learning_rate_schedule)
     access.train(
         DENOISER,
-        Trainer(denoiser, optimizer, learning_rates(optimizer, own), ema_decay=own.ema_decay),
+        Trainer(denoiser, optimizer, schedule, ema_decay=own.ema_decay),
         PrivateObjective(settings, denoiser, access.draws),
         [access.images, labels],
         execution=Execution.of(own),
@@ -97,20 +102,20 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: DpDiffus
 
 def describe_private(settings: DpDiffusionSettings, base: Bundle | None, budget: Budget) -> Description:
     """Describe a private bundle."""
-    assert base is not None
-    public = base.component(DENOISER, Denoiser)
-    sources = ", ".join(base.config.public.sources) if base.config.public else ""
     trained = ", ".join(f"`{pattern}`" for pattern in settings.private.trainable)
-    before = (
-        f"was trained on public images ({sources})" if settings.denoiser.pretrained else "began with random weights"
-    )
+    before, facts = "began with random weights", public_facts(settings)
+    if base is not None:
+        facts |= {"public_classes": base.component(DENOISER, Denoiser).num_classes}
+    if base is not None and settings.denoiser.pretrained:
+        sources = ", ".join(base.config.public.sources) if base.config.public else ""
+        before = f"was trained on public images ({sources})"
     about = f"A diffusion model of pixels {before}.\nThen it was trained privately (parameters: {trained}).\n"
-    return Description(about, public_facts(settings) | {"public_classes": public.num_classes})
+    return Description(about, facts)
 
 
-def privacy_notes(budget: Budget) -> Sequence[str]:
-    """The note on the overlap check."""
-    return [overlap_note(budget)]
+def privacy_notes(base: Bundle | None, budget: Budget) -> Sequence[str]:
+    """The note on the overlap check, if there are public images."""
+    return [] if base is None else [overlap_note(budget)]
 
 
 def trained_parameters(settings: DpDiffusionSettings, classes: int) -> int:
@@ -119,13 +124,6 @@ def trained_parameters(settings: DpDiffusionSettings, classes: int) -> int:
         denoiser = build_denoiser(settings, classes)
     select_trainable(denoiser, settings.private.trainable)
     return sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
-
-
-def learning_rates(optimizer: torch.optim.Optimizer, settings: DpDiffusionPrivateSettings) -> LambdaLR:
-    """The learning rate by step, as a share of the highest."""
-    if settings.learning_rate_schedule == "cosine":
-        return noisy_schedule(optimizer, settings.steps)
-    return LambdaLR(optimizer, lambda _: 1.0)
 
 
 def _check_base(base: Bundle, settings: DpDiffusionSettings, facts: PublicFacts) -> None:
@@ -137,3 +135,13 @@ def _check_base(base: Bundle, settings: DpDiffusionSettings, facts: PublicFacts)
     only_labelled = settings.denoiser.pretrained and settings.denoiser.label_dropout == 0
     if public.num_classes and only_labelled and not facts.classes:
         raise InputError("private", UNCONDITIONED)
+
+
+def _start(settings: DpDiffusionSettings, classes: int, base: Bundle | None) -> Denoiser:
+    """The denoiser before its first private step: that of the base with new classes, or random weights."""
+    if base is not None:
+        return with_private_classes(base.component(DENOISER, Denoiser), classes)
+    # always the same ones: they are public
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build_denoiser(settings, classes)

@@ -13,6 +13,7 @@ from rapid.config.sections import (
     ImageSettings,
     MethodSettings,
     OverlapSettings,
+    RateSchedule,
     SamplingSettings,
     Section,
     TonesSettings,
@@ -64,7 +65,9 @@ class PixelDenoiserSettings(DenoiserSettings):
         "paper's text has true, the parameter counts of its tables have false",
     )
     conditional: bool = Field(True, description="learn the classes of the public images, if they have labels")
-    pretrained: bool = Field(True, description="false: random weights, to train privately from scratch")
+    pretrained: bool = Field(
+        True, description="false: random weights, to train privately from scratch, which needs no public images"
+    )
 
 
 class DpDiffusionPrivateSettings(DpSgdSettings):
@@ -75,7 +78,7 @@ class DpDiffusionPrivateSettings(DpSgdSettings):
     multiplicity: int = Field(
         4, ge=1, description="draws of view, timestep and noise averaged for each image, before clipping"
     )
-    learning_rate_schedule: Literal["constant", "cosine"] = Field(
+    learning_rate_schedule: RateSchedule = Field(
         "constant", description="constant: the paper; cosine: a short warm-up, then down to a tenth"
     )
     timesteps: MixtureSettings = MixtureSettings(weights=(0.015, 0.785, 0.2), breaks=(0, 30, 600, 1000))
@@ -95,8 +98,8 @@ class PixelSamplingSettings(SamplingSettings):
     guidance: float = Field(
         1.0,
         ge=0,
-        description="classifier-free guidance scale, 1 is off: in the paper it made images worse; train with "
-        "private.label_dropout > 0",
+        description="classifier-free guidance, s of eps(null) + s (eps(label) - eps(null)): 1 is off (in dpdm: 0). In "
+        "the paper it made images worse; train with private.label_dropout > 0",
     )
     attempts: int = Field(1, ge=1, le=1, description="candidates for an image: there is no probe to choose among them")
     clip_range: float | None = Field(
@@ -110,8 +113,8 @@ class PixelSamplingSettings(SamplingSettings):
 class DpDiffusionSettings(MethodSettings):
     """All settings of a DP-diffusion bundle.
 
-    The public sections are fixed in a public bundle; `private` describes the private stage, `generation` the default
-    settings of sampling.
+    With a public bundle, the public sections are fixed by it; without one (`denoiser.pretrained=false`), they are those
+    of the run. `private` describes the private stage, `generation` the default settings of sampling.
     """
 
     public_sections: ClassVar[tuple[str, ...]] = ("image", "views", "schedule", "timesteps", "denoiser")
@@ -141,6 +144,11 @@ class DpDiffusionSettings(MethodSettings):
             if views.shift >= self.image.size:
                 raise ValueError(f"{name}.shift must be less than image.size ({self.image.size}), not {views.shift}")
         return self
+
+    @property
+    def base_wanted(self) -> str:
+        """See `MethodSettings`: fine-tuning begins from a public network."""
+        return "denoiser.pretrained=true begins from a public network" if self.denoiser.pretrained else ""
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:

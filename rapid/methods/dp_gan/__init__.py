@@ -65,7 +65,7 @@ class DpGan:
 
         return describe_private(settings)
 
-    def privacy_notes(self, budget: Budget) -> Sequence[str]:
+    def privacy_notes(self, base: Bundle | None, budget: Budget) -> Sequence[str]:
         """What of the training is released."""
         return ["The generator was trained on released weights of the discriminator alone, which is post-processing."]
 

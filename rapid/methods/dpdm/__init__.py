@@ -70,7 +70,7 @@ class Dpdm:
 
         return describe_private(settings, budget)
 
-    def privacy_notes(self, budget: Budget) -> Sequence[str]:
+    def privacy_notes(self, base: Bundle | None, budget: Budget) -> Sequence[str]:
         """None."""
         return []
 

@@ -12,7 +12,8 @@ from rapid.diffusion.samplers import Churn, Path
 from rapid.errors import InputError
 from rapid.methods.dpdm.settings import MAX_STEPS, DpdmGenerationSettings, DpdmSettings
 from rapid.methods.dpdm.tuned import Tuned, tuned_for
-from rapid.nn.preconditioned import PreconditionedDenoiser, guided
+from rapid.nn.denoiser import guided
+from rapid.nn.preconditioned import PreconditionedDenoiser
 from rapid.runtime import place
 from rapid.sampling.linear_trajectories import Entry, LinearTrajectories, Phase, Route
 from rapid.sampling.streams import Streams, normal
@@ -106,9 +107,12 @@ class DpdmSampler(WithoutProbe):
 
     @torch.no_grad()
     def predict(self, network: str, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
-        """D(x; sigma, label) at sigma = t, with guidance; see `LinearModel`."""
+        """D(x; sigma, label) at sigma = t, with guidance; see `LinearModel`.
+
+        DPDM prints weights w and 1 - w; its code, and the tables of its best settings, mean 1 + w and w.
+        """
         y = self._denoiser.null_labels(len(x)) if labels is None else labels
-        return guided(self._denoiser, x, t, y, self.tuned.guidance)
+        return guided(self._denoiser, x, t, y, 1 + self.tuned.guidance)
 
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
         """Images, uint8 (n, H, W) or (n, H, W, 3), of pixels in [-1, 1], float (n, C, H, W)."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
 
 from rapid.bundle import Component
 from rapid.diffusion.preconditioning import Configuration
@@ -51,7 +50,7 @@ def train_private(access: PrivateAccess, settings: DpdmSettings) -> Mapping[str,
     denoiser = new_denoiser(settings, len(classes), configuration).to(access.device)
     select_trainable(denoiser, own.trainable)
     optimizer = build_optimizer(denoiser, own)
-    schedule = noisy_schedule(optimizer, own.steps) if own.decay == "cosine" else LambdaLR(optimizer, lambda _: 1.0)
+    schedule = noisy_schedule(optimizer, own.steps, own.learning_rate_schedule)
     access.train(
         DENOISER,
         Trainer(denoiser, optimizer, schedule, ema_decay=own.ema_decay),

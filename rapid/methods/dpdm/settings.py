@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,7 @@ from rapid.config.sections import (
     DpSgdSettings,
     ImageSettings,
     MethodSettings,
+    RateSchedule,
     SamplingSettings,
     Section,
     TonesSettings,
@@ -70,8 +71,8 @@ class DpdmPrivateSettings(DpSgdSettings):
     steps: int = Field(320, ge=1)
     multiplicity: int = Field(1, ge=1, description="draws of noise and its level averaged for each image: K")
     learning_rate: float = Field(2e-3, gt=0)
-    decay: Literal["cosine", "none"] = Field(
-        "cosine", description="of the learning rate: a short warm-up, then a cosine down to a tenth; none: constant"
+    learning_rate_schedule: RateSchedule = Field(
+        "cosine", description="constant: the paper; cosine: a short warm-up, then down to a tenth"
     )
     ema_decay: float = Field(0.98, ge=0, lt=1)
     configuration: Literal["auto"] | Configuration = Field(
@@ -92,6 +93,15 @@ class DpdmPrivateSettings(DpSgdSettings):
         0.1, ge=0, le=1, description="share of draws trained with the null class, which guidance needs"
     )
     tones: TonesSettings = TonesSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_recorded(cls, given: Any) -> Any:
+        # bundles of the development of 0.3 name the schedule otherwise
+        if not isinstance(given, dict) or "decay" not in given:
+            return given
+        rest = {name: value for name, value in given.items() if name != "decay"}
+        return rest | {"learning_rate_schedule": "constant" if given["decay"] == "none" else given["decay"]}
 
 
 class DpdmGenerationSettings(SamplingSettings):
@@ -119,7 +129,8 @@ class DpdmGenerationSettings(SamplingSettings):
     guidance: float | None = Field(
         None,
         ge=0,
-        description="w of (1 + w) D(label) - w D(null): 0 is off, else there are twice as many network calls",
+        description="w of (1 + w) D(label) - w D(null), as in the paper's tables: 0 is off, else a network call is for "
+        "two images. The guidance of rapid and dp-diffusion is 1 + w",
     )
     churn: float | None = Field(None, ge=0, description="S_churn, the amount of noise that is added, over all steps")
     churn_min: float | None = Field(None, ge=0, description="S_min, the lowest noise level at which it is added")

@@ -16,7 +16,7 @@ Data = Literal["mnist", "fashion-mnist", "celeba"]
 
 @dataclass(frozen=True)
 class Tuned:
-    """Churn sampler and guidance weight, of 1,000 steps."""
+    """Churn sampler of 1,000 steps, and the weight w of guidance, (1 + w) D(label) - w D(null)."""
 
     guidance: float
     churn: Churn

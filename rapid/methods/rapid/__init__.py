@@ -87,7 +87,7 @@ class Rapid:
 
         return describe_private(settings, base, budget)
 
-    def privacy_notes(self, budget: Budget) -> Sequence[str]:
+    def privacy_notes(self, base: Bundle | None, budget: Budget) -> Sequence[str]:
         """The note on the overlap check."""
         from rapid.methods.rapid.private_stage import privacy_notes
 

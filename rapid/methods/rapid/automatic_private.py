@@ -69,10 +69,11 @@ def choose_private(settings: RapidSettings, facts: PublicFacts, epsilon: float, 
     if distillation:
         private["distillation"] = distillation
     used = min(1.0, batch * multiplicity * steps / gradients)
+    drawn = "draw" if multiplicity == 1 else "draws"
     first = f"{distillation['candidates']:,} candidates to distil; " if distillation else ""
     why = (
         f"private: {first}{steps} steps by N = {facts.dataset_size:,} and epsilon {epsilon:g}, of {batch} images on "
-        f"average, {multiplicity} draws each; about {used:.0%} of the minutes by the measured time of a step"
+        f"average, {multiplicity} {drawn} each; about {used:.0%} of the minutes by the measured time of a step"
     )
     return Choice({"private": private}, (why,))
 

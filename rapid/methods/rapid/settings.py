@@ -94,7 +94,10 @@ class GenerationSettings(SamplingSettings):
         "released moments of the wanted class; none: from noise",
     )
     guidance: float = Field(
-        1.0, ge=0, description="classifier-free guidance scale, 1 is off; train with label_dropout > 0"
+        1.0,
+        ge=0,
+        description="classifier-free guidance, s of eps(null) + s (eps(label) - eps(null)): 1 is off (in dpdm: 0); "
+        "train with label_dropout > 0",
     )
     probe_guidance: float = Field(
         0.0,

@@ -26,13 +26,14 @@ from rapid.methods import generator_of, open_generator
 from rapid.methods.dp_diffusion.attacked import membership_scores
 from rapid.methods.dp_diffusion.generator import PixelGenerator
 from rapid.methods.dp_diffusion.networks import build_schedule
-from rapid.methods.dp_diffusion.private_stage import learning_rates, releases, trained_parameters
+from rapid.methods.dp_diffusion.private_stage import releases, trained_parameters
 from rapid.methods.dp_diffusion.settings import DpDiffusionSettings
 from rapid.nn import Denoiser
 from rapid.sampling.generate import generate
 from rapid.sampling.streams import make_streams, normal
 from rapid.stages.private import train_private_bundle
 from rapid.stages.public import build_public_bundle
+from rapid.training.optimizers import noisy_schedule
 
 CPU = torch.device("cpu")
 SETTINGS = TINY["dp-diffusion"]["settings"] | TINY["dp-diffusion"]["public"]
@@ -141,7 +142,7 @@ def test_frozen_parameters_are_those_of_the_base(tmp_path: Path, base: Bundle, d
 def test_learning_rates(name: str, last: float) -> None:
     own = tiny("private.steps=100", f"private.learning_rate_schedule={name}").private
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
-    schedule, rates = learning_rates(optimizer, own), []
+    schedule, rates = noisy_schedule(optimizer, own.steps, own.learning_rate_schedule), []
     for _ in range(100):
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
@@ -261,7 +262,6 @@ def test_a_batch_larger_than_the_set_is_refused() -> None:
         releases(tiny("private.noise_band=9"), facts, None)
 
 
-# the papers' own numbers, Table 3
 def test_clipped_sampling_is_that_of_diffusers(base: Bundle) -> None:
     """DDIM with diffusers' own clipping, whose next step uses the noise that the clipped image implies, as here."""
     sampling = base.settings_as(DpDiffusionSettings).generation

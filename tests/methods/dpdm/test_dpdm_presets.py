@@ -84,7 +84,12 @@ def test_presets_load(name: str) -> None:
     settings = load_settings(name)
     assert isinstance(settings, DpdmSettings)
     private = settings.private
-    assert (private.clip_norm, private.learning_rate, private.ema_decay, private.decay) == (1, 3e-4, 0.999, "none")
+    assert (private.clip_norm, private.learning_rate, private.ema_decay, private.learning_rate_schedule) == (
+        1,
+        3e-4,
+        0.999,
+        "constant",
+    )
     assert settings.generation.steps == 1000
 
 

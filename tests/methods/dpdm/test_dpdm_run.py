@@ -92,8 +92,26 @@ def test_calls(model: Path) -> None:
         assert open_generator(model, "cpu", [f"generation.sampler={sampler}"]).calls(9) == calls
 
 
-def test_command_line_and_server_make_the_same_images(model: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    out = tmp_path / "images.npz"
+@pytest.fixture(params=["churn", "stochastic-ddim"])
+def stochastic(
+    request: pytest.FixtureRequest, environment: dict[str, str], model: Path, digits: Path, tmp_path: Path
+) -> Path:
+    """A bundle with a stochastic sampler: a server takes the sampler of its bundle."""
+    if request.param == Bundle.open(model, "model").config.settings["generation"]["sampler"]:
+        return model
+    done = run(*TRAIN, "--private", digits, "--out", tmp_path / "model", *flags(TINY["dpdm"]["settings"]),
+               "--set", f"generation.sampler={request.param}", env=environment)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "model"
+
+
+def test_command_line_and_server_make_the_same_images(
+    stochastic: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """In batches of two and of three: the noise within the sampler depends on seed and number alone."""
+    model, out = stochastic, tmp_path / "images.npz"
+    (phase,) = open_generator(model, "cpu").route()
+    assert any(phase.sampler.noisy)
     done = run("generate", "--model", model, "--count", 5, "--labels", "1,2", "--seed", 7, "--out", out,
                "--set", "generation.batch_size=2", env=environment)  # fmt: skip
     assert done.returncode == 0, done.stderr

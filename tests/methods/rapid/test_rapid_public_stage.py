@@ -102,7 +102,7 @@ def test_other_settings_images_or_contents_are_refused(
     )
     (tmp_path / "thing.txt").write_text("mine")
     for resume in (False, True):
-        with pytest.raises(InputError, match="holds something else"):
+        with pytest.raises(InputError, match="holds other files"):
             build_public_bundle([letters], tmp_path, tiny_settings, CPU, resume=resume)
     assert [p.name for p in tmp_path.iterdir()] == ["thing.txt"]
 

@@ -136,7 +136,7 @@ class ClassMeans:
     def describe_private(self, settings: ClassMeansSettings, base: Bundle | None, budget: Budget) -> Description:
         return Description("Each image is the noisy mean of its class, and noise.\n", {"bound": settings.private.bound})
 
-    def privacy_notes(self, budget: Budget) -> Sequence[str]:
+    def privacy_notes(self, base: Bundle | None, budget: Budget) -> Sequence[str]:
         return []
 
     def trained_parameters(self, settings: ClassMeansSettings, classes: int) -> int:
