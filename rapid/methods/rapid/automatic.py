@@ -139,6 +139,7 @@ def _retrieval(latents: Tensor, labels: NDArray[np.int64] | None) -> tuple[Tree,
     diffused to k, and their neighbours among the other half are those that make x_k likeliest.
     """
     without: Tree = {
+        "retrieval": {"enabled": False},
         "private": {"objective": "late", "start": 700, "moments": {"share": 0.3}},
         "generation": {
             "sampler": "dpm-solver++", "steps": 16, "retrieval": "moments", "start": 600, "clip_range": 3.0,
@@ -212,6 +213,9 @@ def _networks(tree: Tree, classes: int, labelled: bool, resources: Resources) ->
     seconds = {name: resources.seconds * share for name, share in SHARES.items()}
     if not labelled:
         seconds["denoiser"] += seconds.pop("probe")
+    retrieves = tree["retrieval"].get("enabled", True)
+    if not retrieves:
+        seconds["denoiser"] += seconds.pop("encoder")
     width, step = WIDTHS[0], 0.0
     for wider in WIDTHS:
         tree["denoiser"] = _denoiser(wider)
@@ -227,10 +231,11 @@ def _networks(tree: Tree, classes: int, labelled: bool, resources: Resources) ->
         steps = int(seconds["probe"] / _probe_seconds(settings, classes, resources.device))
         tree["probe"]["training"] = _training(min(steps, 6000), BATCH["probe"], 2e-3)
         words.append(f"probe {tree['probe']['training']['steps']} steps")
-    # a step of the encoder runs the denoiser forward twice
-    steps = min(400, int(seconds["encoder"] / (2 * step * BATCH["encoder"] / BATCH["denoiser"])))
-    tree["encoder"]["training"] = _training(steps, BATCH["encoder"], 1e-3)
-    words.append(f"encoder {tree['encoder']['training']['steps']} steps")
+    if retrieves:
+        # a step of the encoder runs the denoiser forward twice
+        steps = min(400, int(seconds["encoder"] / (2 * step * BATCH["encoder"] / BATCH["denoiser"])))
+        tree["encoder"]["training"] = _training(steps, BATCH["encoder"], 1e-3)
+        words.append(f"encoder {tree['encoder']['training']['steps']} steps")
     return f"networks: {', '.join(words)}; about {resources.minutes:g} min by the measured time of a step"
 
 
