@@ -30,6 +30,7 @@ from rapid.methods.dp_gan.private_stage import TYPICAL_STEPS, build_discriminato
 from rapid.methods.dp_gan.settings import DpGanSettings
 from rapid.methods.dpdm.private_stage import new_denoiser
 from rapid.methods.dpdm.settings import DpdmSettings
+from rapid.methods.rapid.objectives import uses_retrieval
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.nn.wide_resnet import WideResNet
@@ -213,15 +214,15 @@ def _rapid(settings: RapidSettings, classes: int, gradients: int) -> Work:
     autoencoder, encoder = Autoencoder.build(settings), TrajectoryEncoder.build(settings)
     to_latent, to_image = operations(autoencoder.encode_raw, image), operations(autoencoder.decode_raw, latent)
     to_key = operations(encoder, latent)
-    keys = settings.encoder.training
+    keys = settings.encoder.training if settings.retrieval.enabled else None
     return Work(
         _size(denoiser),
         forward,
         _trained(settings.autoencoder.training, to_latent + to_image) + _trained(settings.denoiser.training, forward),
         # two views of each image
-        exact=keys.steps * keys.batch_size * 2 * (to_latent + forward + PUBLIC * to_key),
+        exact=keys.steps * keys.batch_size * 2 * (to_latent + forward + PUBLIC * to_key) if keys else Count(),
         # each draw has a query, too
-        passes=gradients * ((PASSES + 1) * forward + to_key),
+        passes=gradients * (PASSES * forward + (forward + to_key if uses_retrieval(settings) else Count())),
         weights=gradients * WEIGHTS * forward,
     )
 

@@ -24,9 +24,10 @@ from rapid.bundle import Bundle
 from rapid.config.sections import ImageSettings
 from rapid.data import ImageSet, fit_images, load_images
 from rapid.evaluate.features import FeatureSpace, train_feature_space
-from rapid.evaluate.fidelity import NEIGHBOURS, frechet_distance, neighbourhoods
+from rapid.evaluate.fidelity import NEIGHBOURS, neighbourhoods
 from rapid.evaluate.utility import measure_utility
 from rapid.files import replacing, write_json
+from rapid.frechet import frechet_distance
 from rapid.methods import load_settings
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.runtime import choose_device, keep_freed_memory

@@ -81,7 +81,7 @@ def settings_of_networks(networks: Bundle, options: argparse.Namespace) -> Metho
     if not isinstance(method, Extending):
         raise InputError("networks", f"{name} trains its own networks; leave it out", options.networks)
     base: MethodSettings = networks.settings_as(find_method(name).settings)
-    return networks_settings(base, method.fixed_by_networks, options.preset, options.overrides)
+    return networks_settings(base, method.fixed_by_networks(base), options.preset, options.overrides)
 
 
 def refuse_minutes(options: argparse.Namespace) -> None:

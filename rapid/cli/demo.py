@@ -57,7 +57,7 @@ def run_demo(out: Path, device: torch.device, networks: Bundle, overrides: Seque
         InputError: `out` holds something else.
     """
     base = networks.settings_as(RapidSettings)
-    chosen = networks_settings(base, METHOD.fixed_by_networks, PRESET, [RECORDS, *overrides])
+    chosen = networks_settings(base, METHOD.fixed_by_networks(base), PRESET, [RECORDS, *overrides])
     print(f"1/3 public stage: handwritten letters, networks that ship with rapid -> {out / 'public'}", flush=True)
     letters = [sample_path("letters")]
     public = build_public_bundle(letters, out / "public", chosen, device, resume=True, networks=networks)
@@ -78,7 +78,7 @@ def run_demo(out: Path, device: torch.device, networks: Bundle, overrides: Seque
     print("3/3 generation", flush=True)
     generator = RapidGenerator(private, device)
     _write_picture(out / "samples.png", samples_picture(generator))
-    query = {"retrieval": "query", "steps": 20, "start": None}
+    query = {"retrieval": "query" if chosen.retrieval.enabled else "none", "steps": 20, "start": None}
     asked = RapidGenerator(private, device, generator.settings.model_copy(update=query))
     _write_picture(out / "neighbours.png", neighbours_picture(asked))
     assert private.privacy is not None

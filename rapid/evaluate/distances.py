@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from rapid.data import ImageSet
 from rapid.evaluate.comparisons import Compared, choose, compared_sets
 from rapid.evaluate.features import FeatureSpace
-from rapid.evaluate.fidelity import NEIGHBOURS, Features, frechet_distance, neighbourhoods
+from rapid.evaluate.fidelity import NEIGHBOURS, neighbourhoods
 from rapid.evaluate.inception import Inception, inception_features, inception_score
 from rapid.evaluate.sets import Sets
 from rapid.files import content_hash
+from rapid.frechet import Features, frechet_distance
 from rapid.progress import Progress
 from rapid.sampling.generator import Generator
 

@@ -1,4 +1,4 @@
-"""Distances between two sets of feature vectors: Frechet distance, precision, recall, density and coverage.
+"""Precision, recall, density and coverage of two sets of feature vectors.
 
 Features are float64 (N, d), from any network. Pairwise distances are computed in blocks and not kept, so that 60,000
 against 60,000 vectors needs a few hundred megabytes. The package prdc, with which the tests compare, needs 29 GB.
@@ -9,18 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rapid.errors import InputError
+from rapid.frechet import Features
 
 NEIGHBOURS = 5
 BLOCK = 1 << 23
 """Distances in memory at a time: 64 MB of float64."""
-
-Features = NDArray[np.float64]
 
 
 class Neighbourhoods(NamedTuple):
@@ -34,37 +31,6 @@ class Neighbourhoods(NamedTuple):
     """Mean number of real balls that contain a synthetic vector, divided by k (Naeem et al. 2020); may exceed 1."""
     coverage: float
     """Share of real balls that contain at least one synthetic vector (Naeem et al. 2020)."""
-
-
-def frechet_distance(first: Features, second: Features) -> float:
-    """Squared Frechet distance between Gaussians with the means and covariances of the sets (Dowson and Landau 1982).
-
-    It is |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)). With C1 = A'A and C2 = B'B, the trace of the square root is the
-    sum of the singular values of AB', which is stable for singular covariances, unlike a matrix square root.
-
-    Args:
-        first: float64 (N, d), N >= 2.
-        second: float64 (M, d), M >= 2.
-
-    Raises:
-        InputError: a set has fewer than two vectors.
-    """
-    if min(len(first), len(second)) < 2:
-        raise InputError("", "the Frechet distance needs at least 2 images in each set; give more")
-    a, b = _covariance_root(first), _covariance_root(second)
-    offset = first.mean(0) - second.mean(0)
-    overlap = np.linalg.svd(a @ b.T, compute_uv=False).sum()
-    return max(0.0, float(offset @ offset + np.square(a).sum() + np.square(b).sum() - 2 * overlap))
-
-
-def _covariance_root(features: Features) -> Features:
-    """A, (min(N, d), d), such that A'A is the covariance."""
-    centred: Features = (features - features.mean(0)) / np.sqrt(len(features) - 1)
-    if len(features) <= features.shape[1]:
-        return centred
-    values, vectors = np.linalg.eigh(centred.T @ centred)
-    root: Features = np.sqrt(values.clip(min=0))[:, None] * vectors.T
-    return root
 
 
 def neighbourhoods(

@@ -196,13 +196,10 @@ class Method(Protocol[S]):
 
 @runtime_checkable
 class Extending(Protocol):
-    """A method whose public stage can build on given networks, trained on other images (`BundleBuilder.given`).
+    """A method whose public stage can build on given networks, trained on other images (`BundleBuilder.given`)."""
 
-    Attributes:
-        fixed_by_networks: sections, or single settings such as "retrieval.k", that the networks fix.
-    """
-
-    fixed_by_networks: tuple[str, ...]
+    def fixed_by_networks(self, settings: Any) -> tuple[str, ...]:
+        """Sections, or single settings such as "retrieval.k", that networks with these settings fix."""
 
 
 @runtime_checkable

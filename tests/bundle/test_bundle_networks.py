@@ -31,7 +31,8 @@ KEPT = {"autoencoder": Autoencoder, "encoder": TrajectoryEncoder}
 @pytest.fixture(scope="module")
 def built(networks: Bundle, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A public bundle of digits on the networks of letters."""
-    settings = networks_settings(networks.settings_as(RapidSettings), METHOD.fixed_by_networks, None, [])
+    own = networks.settings_as(RapidSettings)
+    settings = networks_settings(own, METHOD.fixed_by_networks(own), None, [])
     out = tmp_path_factory.mktemp("built") / "public"
     return build_public_bundle([digits], out, settings, CPU, resume=False, networks=networks)
 
@@ -156,4 +157,4 @@ def test_shipped_networks_open() -> None:
 def test_shipped_networks_have_the_settings_of_their_preset() -> None:
     for name in builtin_names():
         settings = open_networks(Path(f"builtin:{name}")).settings_as(RapidSettings)
-        assert networks_settings(settings, METHOD.fixed_by_networks, settings.preset, []) == settings
+        assert networks_settings(settings, METHOD.fixed_by_networks(settings), settings.preset, []) == settings

@@ -39,7 +39,11 @@ class Rapid:
     settings = RapidSettings
     has_public_stage = True
     base: BaseUse = "required"
-    fixed_by_networks = ("image", "schedule", "autoencoder", "denoiser", "encoder", "probe", "retrieval.k")
+
+    def fixed_by_networks(self, settings: RapidSettings) -> tuple[str, ...]:
+        """The networks' own sections and k; without an encoder, that retrieval is off."""
+        fixed = ("image", "schedule", "autoencoder", "denoiser", "encoder", "probe", "retrieval.k")
+        return fixed if settings.retrieval.enabled else (*fixed, "retrieval.enabled")
 
     def choose_public(self, sets: Sequence[ImageSet], resources: Resources) -> Choice:
         """By the sizes, colours and symmetries of the public images, and measured times."""
@@ -60,7 +64,7 @@ class Rapid:
         return choose_private(settings, facts, epsilon, gradients)
 
     def train_public(self, builder: BundleBuilder, public: PublicImages, settings: RapidSettings) -> Description:
-        """Make autoencoder, denoiser, encoder, probe features and knowledge base."""
+        """Make autoencoder, denoiser and probe features; with retrieval, encoder and knowledge base."""
         from rapid.methods.rapid.public_stage import train_public
 
         return train_public(builder, public, settings)

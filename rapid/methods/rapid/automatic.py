@@ -157,6 +157,7 @@ def _retrieval(latents: Tensor, labels: NDArray[np.int64] | None) -> tuple[Tree,
     diffused to k, and their neighbours among the other half are those that make x_k likeliest.
     """
     without: Tree = {
+        "retrieval": {"enabled": False},
         "private": {"objective": "late", "start": 700, "moments": {"share": 0.3}},
         "generation": {
             "sampler": "dpm-solver++", "steps": 16, "retrieval": "moments", "start": 600, "clip_range": 3.0,

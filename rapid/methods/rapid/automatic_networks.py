@@ -66,26 +66,28 @@ def choose_networks(tree: Tree, count: int, classes: int, labelled: bool, resour
     device, least = resources.device, min(MEASURED_SECONDS, MEASURED_SHARE * resources.seconds)
     pace = _Pace(tree, classes, device, least)
     tree["denoiser"] = denoiser_of(WIDTHS[0])
-    rest = pace.preparation(count)
-    available = max(0.0, (1 - LEFT) * resources.seconds_left - rest)
+    planned = pace.preparation(count)
+    available = max(0.0, (1 - LEFT) * resources.seconds_left - planned)
+    wanted = {"probe": labelled, "encoder": tree.get("retrieval", {}).get("enabled", True)}
+    shares = {name: share for name, share in SHARES.items() if wanted[name]}
     width, step = WIDTHS[0], 0.0
     for wider in WIDTHS:
         tree["denoiser"] = denoiser_of(wider)
         needed = _rough_seconds(RapidSettings.model_validate(tree), classes, device)
-        if step and (1 - sum(SHARES.values())) * available / needed * BATCH["denoiser"] < LEAST_EXAMPLES:
+        if step and (1 - sum(shares.values())) * available / needed * BATCH["denoiser"] < LEAST_EXAMPLES:
             break
         width, step = wider, needed
     tree["denoiser"] = denoiser_of(width)
     words = []
-    for name, share in SHARES.items():
-        if name == "probe" and not labelled:
-            continue
+    for name, share in shares.items():
         seconds = pace.probe() if name == "probe" else pace.encoder()
         steps = min(MOST_STEPS[name], int(share * available / seconds))
         tree[name]["training"] = training(steps, BATCH[name], 2e-3 if name == "probe" else 1e-3)
         words.append(f"{name} {tree[name]['training']['steps']:,} steps")
-        available -= steps * seconds
-    steps = int(available / pace.denoiser())
+        planned += steps * seconds
+    step = pace.denoiser()
+    # measuring took time, too
+    steps = int(max(0.0, (1 - LEFT) * resources.seconds_left - planned) / step)
     tree["denoiser"]["training"] = training(steps, BATCH["denoiser"], 1e-3)
     words.insert(0, f"denoiser {width} channels, {tree['denoiser']['training']['steps']:,} steps")
     return f"networks: {', '.join(words)}; about {resources.minutes:g} min by the measured time of first steps"

@@ -1,6 +1,7 @@
 """What public images tell about a public bundle: does the autoencoder keep detail, do retrieval and probe beat chance.
 
-All of it is measured on public images that the network in question was not trained on.
+All of it is measured on public images that the network in question was not trained on. No generated image is better
+than what the autoencoder keeps: an error of pixels, and a Frechet distance in the features of the probe.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from numpy.typing import NDArray
 
 from rapid.data import to_unit_range
 from rapid.data.augment import augment
+from rapid.data.fit import from_planes, to_planes
 from rapid.data.subset import Images
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import info_nce
+from rapid.frechet import frechet_distance
 from rapid.methods.rapid.networks import one_step_query
 from rapid.methods.rapid.retrieval import Recall, RetrievalAccuracy
 from rapid.methods.rapid.settings import RapidSettings
@@ -41,6 +44,28 @@ class Contrast(NamedTuple):
     chance: float
 
 
+class Floor(NamedTuple):
+    """Squared Frechet distances of public images."""
+
+    decoded: float
+    """Between images and what the autoencoder makes of them."""
+    halves: float
+    """Between two halves of the images, chosen at random: what their number alone gives."""
+
+
+class Searched(NamedTuple):
+    """What is measured of retrieval."""
+
+    records: int
+    """In the knowledge base."""
+    encoder: Contrast | None
+    """None with a single image."""
+    accuracy: RetrievalAccuracy | None
+    """None without labels."""
+    recall: Recall | None
+    """None with an exact index."""
+
+
 @torch.no_grad()
 def autoencoder_psnr(autoencoder: Autoencoder, images: Images, device: torch.device) -> float:
     """PSNR, dB, of images after encoding and decoding, of the mean squared error of all; infinity without any error.
@@ -58,6 +83,30 @@ def autoencoder_psnr(autoencoder: Autoencoder, images: Images, device: torch.dev
         total += float((decoded - x).double().square().sum())
         count += x.numel()
     return 10 * math.log10(4 * count / total) if total else math.inf
+
+
+@torch.no_grad()
+def autoencoder_frechet(autoencoder: Autoencoder, probe: Probe, images: Images, device: torch.device) -> Floor | None:
+    """Frechet distances in the features of the probe, without its constant. None for fewer than four images.
+
+    Args:
+        autoencoder: on `device`.
+        probe: on `device`.
+        images: uint8 (N, H, W) or (N, H, W, 3).
+        device: where to compute.
+    """
+    sample = images[_rows(len(images))]
+    if len(sample) < 4:
+        return None
+    parts = [to_unit_range(sample[start : start + BATCH], device) for start in range(0, len(sample), BATCH)]
+    planes = torch.cat([to_planes(autoencoder.decode(autoencoder.encode(x))) for x in parts])
+    own, decoded = (
+        probe_features(probe, pixels, device)[:, :-1].double().cpu().numpy()
+        for pixels in (sample, from_planes(planes.cpu().numpy()))
+    )
+    # the sample is in the order of the images, which may be that of their classes
+    first, second = np.array_split(np.random.default_rng(9).permutation(len(own)), 2)
+    return Floor(frechet_distance(own, decoded), frechet_distance(own[first], own[second]))
 
 
 @torch.no_grad()
@@ -110,36 +159,53 @@ def probe_accuracy(probe: Probe, images: Images, labels: NDArray[np.int64], devi
     return Contrast(float(hits.mean()), float(np.bincount(own).max() / len(own)))
 
 
-def findings(
-    psnr: float,
-    encoder: Contrast | None,
-    retrieval: RetrievalAccuracy | None,
-    probe: Contrast | None,
-    recall: Recall | None = None,
-) -> list[str]:
-    """One line for each part of the bundle, with what to do where it does not work."""
+def findings(psnr: float, floor: Floor | None, searched: Searched | None, probe: Contrast | None) -> list[str]:
+    """One line for each part of the bundle, with what to do where it does not work.
+
+    Args:
+        psnr: of the autoencoder, dB.
+        floor: of the autoencoder; None without a probe.
+        searched: of encoder and knowledge base; None where retrieval is off.
+        probe: its accuracy; None without a probe.
+    """
     lines = [f"autoencoder: {psnr:.1f} dB on public images that it was not fitted to"]
     if psnr < LOSSY:
         lines[0] += (
             "; every image will look at least this coarse: raise autoencoder.latent_channels, or train it longer"
         )
+    if floor is not None:
+        lines.append(
+            f"floor: images through the autoencoder are at Frechet distance {floor.decoded:.4f} from themselves in the "
+            f"features of the probe, two halves of the images at {floor.halves:.4f} from each other"
+        )
+    lines += _searched(searched)
+    if probe is not None:
+        line = f"probe: {probe.value:.1%} of public images are nearest to their own class, by chance {probe.chance:.1%}"
+        if probe.value < 2 * probe.chance:
+            line += "; its features tell little: train it longer, or use other public classes"
+        lines.append(line)
+    return lines
+
+
+def _searched(found: Searched | None) -> list[str]:
+    """Lines on encoder, retrieval and index."""
+    if found is None:
+        return ["retrieval: off (retrieval.enabled), so there is neither trajectory encoder nor knowledge base"]
+    _, encoder, retrieval, recall = found
+    lines = []
     if encoder is not None:
         lines.append(f"trajectory encoder: loss {encoder.value:.2f}, by chance {encoder.chance:.2f}")
     if retrieval is not None:
         line = f"retrieval: {retrieval.top1:.1%} of the nearest records have the class of their query, by chance "
         line += f"{retrieval.chance:.1%}"
         if not retrieval_works(retrieval):
-            line += ": it finds nothing at this k; objectives without retrieval lose nothing, or lower retrieval.k"
+            line += ": it finds nothing at this k; objectives without retrieval lose nothing (retrieval.enabled=false)"
+            line += ", or lower retrieval.k"
         lines.append(line)
     if recall is not None:
         line = f"index: finds {recall.share:.1%} of the {recall.neighbours} nearest records of {recall.queries} queries"
         if recall.share < LOW_RECALL:
             line += "; knowledge_base.index_type=flat finds all, and hnsw mostly more than ivf"
-        lines.append(line)
-    if probe is not None:
-        line = f"probe: {probe.value:.1%} of public images are nearest to their own class, by chance {probe.chance:.1%}"
-        if probe.value < 2 * probe.chance:
-            line += "; its features tell little: train it longer, or use other public classes"
         lines.append(line)
     return lines
 
@@ -150,10 +216,12 @@ def retrieval_works(found: RetrievalAccuracy) -> bool:
     return found.top1 > found.chance + STANDARD_ERRORS * error and found.top1 > 1.5 * found.chance
 
 
-def as_facts(psnr: float, encoder: Contrast | None, probe: Contrast | None) -> dict[str, Any]:
-    """The figures, ready for JSON."""
+def as_facts(psnr: float, floor: Floor | None, searched: Searched | None, probe: Contrast | None) -> dict[str, Any]:
+    """The figures of the networks, ready for JSON; see `findings` for the arguments."""
     facts: dict[str, Any] = {"autoencoder_psnr": round(psnr, 2) if math.isfinite(psnr) else None}
-    for name, found in (("encoder_loss", encoder), ("probe_accuracy", probe)):
+    if floor is not None:
+        facts["autoencoder_frechet"] = {name: round(value, 6) for name, value in floor._asdict().items()}
+    for name, found in (("encoder_loss", None if searched is None else searched.encoder), ("probe_accuracy", probe)):
         if found is not None:
             facts[name] = {"value": round(found.value, 4), "chance": round(found.chance, 4)}
     return facts

@@ -18,11 +18,12 @@ from rapid.diffusion import Schedule
 from rapid.diffusion.solvers import Solver, early_grid, late_grid
 from rapid.errors import InputError
 from rapid.methods.rapid.guidance import ProbeGuidance
+from rapid.methods.rapid.knowledge_base import Retrieval
 from rapid.methods.rapid.moments import ClassMoments
 from rapid.methods.rapid.neighbours import ClassRecords, choose_neighbours
 from rapid.methods.rapid.parts import Parts
 from rapid.methods.rapid.search import Search, open_search
-from rapid.methods.rapid.settings import GenerationSettings
+from rapid.methods.rapid.settings import WITHOUT_RECORDS, GenerationSettings
 from rapid.nn.denoiser import guided
 from rapid.precision import exact_float32
 from rapid.runtime import place
@@ -75,6 +76,9 @@ class RapidSampler:
         device: where the networks run.
         settings: of generation.
 
+    Raises:
+        InputError: images are to begin from records or moments, and the parts have none.
+
     Attributes:
         classes: names of the classes; empty for an unconditional model.
         image_shape: (H, W) or (H, W, 3).
@@ -86,6 +90,8 @@ class RapidSampler:
     """
 
     def __init__(self, parts: Parts, device: torch.device, settings: GenerationSettings) -> None:
+        if parts.retrieval is None and settings.uses_records:
+            raise InputError("generation.retrieval", WITHOUT_RECORDS, settings.retrieval)
         self._parts = parts
         self._settings = parts.settings
         self.classes = parts.classes
@@ -95,7 +101,8 @@ class RapidSampler:
         self.device = device
         self._autoencoder = place(parts.autoencoder, device)
         self._denoisers = {PRIVATE: place(parts.denoiser, device), PUBLIC: place(parts.public_denoiser, device)}
-        self._encoder = parts.encoder.to(device)
+        if parts.retrieval is not None:
+            parts.retrieval.encoder.to(device)
         self._probe = None if parts.probe is None or settings.attempts == 1 else place(parts.probe, device)
         self._class_records = self._records_by_class()
         self._moments = self._class_moments()
@@ -103,7 +110,7 @@ class RapidSampler:
         self._schedule = Schedule.build(parts.settings.schedule).to(device)
         self._guide = self._class_guide()
         self.private_from = parts.private_from
-        from_noise = settings.retrieval == "none"
+        from_noise = not settings.uses_records and self._moments is None
         self.start = self.max_steps if from_noise else settings.start or parts.settings.late_start
         self._routes: dict[int, Route] = {}
 
@@ -162,8 +169,8 @@ class RapidSampler:
 
     @property
     def records(self) -> int:
-        """Number of knowledge base records."""
-        return len(self._parts.knowledge_base)
+        """Number of knowledge base records; 0 where retrieval is off."""
+        return 0 if self._parts.retrieval is None else len(self._parts.retrieval.knowledge_base)
 
     @torch.no_grad()
     @exact_float32()
@@ -173,6 +180,8 @@ class RapidSampler:
         Raises:
             InputError: no such record; the field is "record".
         """
+        if self._parts.retrieval is None:
+            raise InputError("record", "this model has no knowledge base", records.tolist()[0])
         for record in records[(records < 0) | (records >= self.records)].tolist():
             raise InputError("record", f"must lie in 0..{self.records - 1}", record)
         values = self._values(records)
@@ -282,19 +291,25 @@ class RapidSampler:
 
     def _nearest(self, streams: Streams, query: Tensor) -> NDArray[np.int64]:
         """One of the nearest records of each query."""
-        keys = self._encoder(query)
+        keys = self._retrieval.encoder(query)
         neighbours = self._settings.private.neighbours
         uniforms = np.array([stream.random() for stream in streams]) if neighbours > 1 else None
         return choose_neighbours(self._search, keys, neighbours, uniforms)
 
     @cached_property
     def _search(self) -> Search:
-        return open_search(self._parts.knowledge_base, self.device, gpu_index=self.settings.gpu_index)
+        return open_search(self._retrieval.knowledge_base, self.device, gpu_index=self.settings.gpu_index)
+
+    @property
+    def _retrieval(self) -> Retrieval:
+        """For images that begin from records: without a knowledge base there are none."""
+        assert self._parts.retrieval is not None
+        return self._parts.retrieval
 
     @property
     def _queries(self) -> bool:
         """Whether early steps make a query."""
-        return self.settings.retrieval in ("query", "class") and self._class_records is None
+        return self.settings.uses_records and self._class_records is None
 
     def _normal(self, streams: Streams) -> Tensor:
         return self._sent(normal(streams, self.latent_shape))
@@ -322,7 +337,7 @@ class RapidSampler:
         return self._schedule.diffuse_on(values, self._normal(streams), *timesteps)
 
     def _values(self, records: NDArray[np.int64]) -> Tensor:
-        return self._sent(self._parts.knowledge_base.values(records))
+        return self._sent(self._retrieval.knowledge_base.values(records))
 
     def _class_guide(self) -> ProbeGuidance | None:
         """Guidance, if it is wanted and the probe knows the classes."""
@@ -333,15 +348,16 @@ class RapidSampler:
         return ProbeGuidance(place(probe, self.device), self._autoencoder, self._schedule, moments, confidence)
 
     def _class_moments(self) -> ClassMoments | None:
-        """The moments of the classes, if images begin from them.
+        """The moments of the classes, if images begin from them; a public bundle has none.
 
         Raises:
-            InputError: the bundle has none.
+            InputError: the private bundle has none.
         """
-        if self.settings.retrieval != "moments":
+        if self.settings.retrieval != "moments" or self._parts.kind == "public":
             return None
         if self._parts.moments is None:
-            problem = "this bundle has no moments (private.moments.share); choose query, class or none"
+            others = "none" if self._parts.retrieval is None else "query, class or none"
+            problem = f"this bundle has no moments (private.moments.share); choose {others}"
             raise InputError("generation.retrieval", problem, "moments")
         return self._parts.moments.to(self.device)
 
@@ -350,9 +366,9 @@ class RapidSampler:
 
         None (retrieval by query) without classes, or without a probe to compare them.
         """
-        labels, probe = self._parts.knowledge_base.labels, self._parts.probe
         if self.settings.retrieval != "class" or not self.classes:
             return None
+        labels, probe = self._retrieval.knowledge_base.labels, self._parts.probe
         if self._parts.kind == "public":
             return ClassRecords(np.eye(len(self.classes)), labels)
         return None if probe is None else ClassRecords(probe.resemblance().cpu().numpy(), labels)

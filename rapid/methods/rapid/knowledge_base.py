@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from rapid.data.augmented import AugmentedImages
 from rapid.diffusion import Schedule
 from rapid.errors import InputError
 from rapid.methods.rapid.networks import one_step_query
-from rapid.methods.rapid.settings import KnowledgeBaseSettings
+from rapid.methods.rapid.settings import KnowledgeBaseSettings, RapidSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.precision import exact_float32
 from rapid.progress import Progress
@@ -31,6 +32,15 @@ Models = tuple[Autoencoder, Denoiser, TrajectoryEncoder]
 """The frozen public networks, in evaluation mode on one device."""
 Records = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]
 """Keys (n, d), values (n, c, h, w) and labels (n,)."""
+
+
+class Retrieval(NamedTuple):
+    """What finds and holds records. A bundle has both or neither."""
+
+    encoder: TrajectoryEncoder
+    """Makes queries."""
+    knowledge_base: KnowledgeBase
+    """Answers them."""
 
 
 class KnowledgeBaseRecipe(Recipe):
@@ -128,3 +138,14 @@ def open_knowledge_base(bundle: Bundle) -> KnowledgeBase:
         return KnowledgeBase.open(bundle.path / NAME, hashes, verify=False)
     except KnowledgeBaseError as error:
         raise InputError("", f"{bundle.path / NAME}: {error}") from None
+
+
+def open_retrieval(bundle: Bundle) -> Retrieval | None:
+    """Encoder and knowledge base of a RAPID bundle; None where `retrieval.enabled` is false.
+
+    Raises:
+        InputError: missing, damaged, or made by other networks.
+    """
+    if not bundle.settings_as(RapidSettings).retrieval.enabled:
+        return None
+    return Retrieval(bundle.component("encoder", TrajectoryEncoder), open_knowledge_base(bundle))

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from rapid_index import KnowledgeBase
-
 from rapid.bundle import Bundle
 from rapid.bundle.format import Kind
-from rapid.methods.rapid.knowledge_base import open_knowledge_base, public_denoiser_name
+from rapid.methods.rapid.knowledge_base import Retrieval, open_retrieval, public_denoiser_name
 from rapid.methods.rapid.moments import NAME as MOMENTS
 from rapid.methods.rapid.moments import ClassMoments
 from rapid.methods.rapid.objectives import trained_timesteps
 from rapid.methods.rapid.settings import RapidSettings
-from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
+from rapid.nn import Autoencoder, Denoiser
 from rapid.probe.network import COMPONENT as PROBE
 from rapid.probe.network import Probe
 from rapid.tones.curve import ToneCurve, stored_tones
@@ -22,7 +20,7 @@ from rapid.tones.curve import ToneCurve, stored_tones
 
 @dataclass(frozen=True)
 class Parts:
-    """Networks, knowledge base and settings.
+    """Networks, settings, and the knowledge base if there is one.
 
     Attributes:
         settings: of the bundle.
@@ -32,8 +30,7 @@ class Parts:
         autoencoder: public.
         denoiser: the bundle's own.
         public_denoiser: of the early steps; in a public bundle the same.
-        encoder: public.
-        knowledge_base: public.
+        retrieval: public encoder and knowledge base; None where retrieval is off.
         probe: with a linear layer for the private classes; None in a public bundle and where none was trained.
         moments: of the private classes; None where they were not released.
         tones: the curve of generated images; None where none was fitted.
@@ -47,8 +44,7 @@ class Parts:
     autoencoder: Autoencoder
     denoiser: Denoiser
     public_denoiser: Denoiser
-    encoder: TrajectoryEncoder
-    knowledge_base: KnowledgeBase
+    retrieval: Retrieval | None
     probe: Probe | None
     moments: ClassMoments | None
     private_from: int
@@ -69,8 +65,7 @@ class Parts:
             autoencoder=bundle.component("autoencoder", Autoencoder),
             denoiser=bundle.component("denoiser", Denoiser),
             public_denoiser=bundle.component(public_denoiser_name(bundle), Denoiser),
-            encoder=bundle.component("encoder", TrajectoryEncoder),
-            knowledge_base=open_knowledge_base(bundle),
+            retrieval=open_retrieval(bundle),
             probe=probe,
             moments=bundle.component(MOMENTS, ClassMoments) if bundle.has(MOMENTS) else None,
             private_from=trained_timesteps(settings) if late else settings.schedule.timesteps,

@@ -24,7 +24,7 @@ from rapid.methods.rapid.candidates import draw_candidates
 from rapid.methods.rapid.distillation import distil
 from rapid.methods.rapid.generator import RapidSampler
 from rapid.methods.rapid.knowledge_base import NAME as KNOWLEDGE_BASE
-from rapid.methods.rapid.knowledge_base import open_knowledge_base
+from rapid.methods.rapid.knowledge_base import open_knowledge_base, open_retrieval
 from rapid.methods.rapid.moments import NAME as MOMENTS
 from rapid.methods.rapid.moments import ClassMoments, moments_spec, release_moments
 from rapid.methods.rapid.objectives import PrivateObjective, Retriever, trained_timesteps, uses_retrieval
@@ -147,15 +147,19 @@ def describe_private(settings: RapidSettings, base: Bundle | None, budget: Budge
     objective = settings.private.objective
     probe = ", and the linear layer of the probe, which labels what is sampled" if PROBE in budget.names else ""
     sources = ", ".join(base.config.public.sources) if base.config.public else ""
-    about = (
-        f"Trained privately: {OBJECTIVES[objective]}{probe}.\n"
-        f"Everything else comes from public images ({sources}): autoencoder, encoder, knowledge base, the features\n"
-        "of the probe, and the denoiser that makes queries. Images can show traits of public neighbours.\n"
-    )
+    about = f"Trained privately: {OBJECTIVES[objective]}{probe}.\n"
+    about += f"Everything else comes from public images ({sources}): autoencoder, the features of the probe, "
+    found = open_retrieval(base)
+    if found is None:
+        about += "and\nthe denoiser of the early steps. Retrieval is off: there is no knowledge base.\n"
+    else:
+        about += "encoder,\nknowledge base, and the denoiser that makes queries. "
+        about += "Images can show traits of public neighbours.\n"
     times = " and ".join(settings.private.distillation.times).capitalize()
     if times and PROBE in budget.names:
         about += f"{times} DP-SGD the denoiser was trained on those of its own images that the probe was surest of.\n"
-    facts = public_facts(settings, len(open_knowledge_base(base))) | {"objective": objective}
+    records = None if found is None else len(found.knowledge_base)
+    facts = public_facts(settings, records) | {"objective": objective}
     return Description(about, facts)
 
 
@@ -181,13 +185,15 @@ def _check_base(base: Bundle, settings: RapidSettings, facts: PublicFacts) -> No
     if settings.private.moments.share > 0 and not base.has(SUBSPACE):
         problem = "--base was made without the subspace that moments need; build it again"
         raise InputError("private.moments.share", problem, settings.private.moments.share)
-    if settings.private.neighbours > (records := len(open_knowledge_base(base))):
+    found = open_retrieval(base)
+    if found is not None and settings.private.neighbours > (records := len(found.knowledge_base)):
         raise InputError("private.neighbours", f"--base has {records:,} records", settings.private.neighbours)
 
 
 def _copied(base: Bundle) -> dict[str, Component]:
     """The public components, copied so that the private bundle is self-contained."""
-    copied: dict[str, Component] = {name: base.stored(name) for name in ("autoencoder", "encoder", KNOWLEDGE_BASE)}
+    names = [name for name in ("autoencoder", "encoder", KNOWLEDGE_BASE) if base.has(name)]
+    copied: dict[str, Component] = {name: base.stored(name) for name in names}
     return copied | {"public_denoiser": base.stored(DENOISER)}
 
 
@@ -246,8 +252,7 @@ def _parts(
         autoencoder=base.component("autoencoder", Autoencoder),
         denoiser=denoiser.eval(),
         public_denoiser=base.component(DENOISER, Denoiser),
-        encoder=base.component("encoder", TrajectoryEncoder),
-        knowledge_base=open_knowledge_base(base),
+        retrieval=open_retrieval(base),
         probe=probe,
         moments=moments,
         private_from=trained_timesteps(settings),

@@ -22,7 +22,15 @@ from rapid.diffusion import Schedule
 from rapid.errors import InputError
 from rapid.files import replacing
 from rapid.methods.base import Description, PublicImages
-from rapid.methods.rapid.diagnosis import as_facts, autoencoder_psnr, encoder_loss, findings, probe_accuracy
+from rapid.methods.rapid.diagnosis import (
+    Searched,
+    as_facts,
+    autoencoder_frechet,
+    autoencoder_psnr,
+    encoder_loss,
+    findings,
+    probe_accuracy,
+)
 from rapid.methods.rapid.knowledge_base import KIND, NAME, KnowledgeBaseRecipe, Models, build_knowledge_base
 from rapid.methods.rapid.networks import (
     AutoencoderRecipe,
@@ -57,43 +65,39 @@ def train_public(builder: BundleBuilder, public: PublicImages, settings: RapidSe
         InputError: too few images, or faiss is missing.
         Stopped: a stop was requested; the state is saved.
     """
-    try:
-        # fail now, not after half an hour of training
-        load_faiss()
-    except KnowledgeBaseError as error:
-        raise InputError("", str(error)) from None
+    if settings.retrieval.enabled:
+        try:
+            # fail now, not after half an hour of training
+            load_faiss()
+        except KnowledgeBaseError as error:
+            raise InputError("", str(error)) from None
     pre, reference = split_indices(len(public.images), settings.split)
     if builder.ranks.first:
         with replacing(builder.out / "split.npz") as target, target.open("wb") as stream:
             np.savez(stream, pre_training=pre, reference=reference)
     stage = _Stage(builder, public, settings, pre, reference)
-    models = stage.networks()
+    autoencoder, denoiser = stage.networks()
     probe = stage.probe() if settings.probe.enabled and stage.labelled else None
-    stage.subspace(models)
-    hashes = {name: builder.hash_of(name) for name in ("autoencoder", "denoiser", "encoder")}
-    stage.knowledge_base(models, hashes)
+    stage.subspace(autoencoder)
+    searched = stage.retrieval(autoencoder, denoiser) if settings.retrieval.enabled else None
     builder.add("thumbnails", Thumbnails(thumbnails(public.images.images)))
-    opened = KnowledgeBase.open(builder.out / NAME, hashes, verify=False)
-    accuracy, found = stage.retrieval_accuracy(models, opened), stage.recall(models, opened)
-    facts = public_facts(settings, len(opened))
-    if accuracy is not None:
-        facts["retrieval"] = accuracy._asdict()
-    if found is not None:
-        facts["recall"] = found._asdict()
-    facts["quality"], lines = stage.quality(models, probe, accuracy, found)
+    facts = public_facts(settings, None if searched is None else searched.records)
+    if searched is not None:
+        measured = {"retrieval": searched.accuracy, "recall": searched.recall}
+        facts |= {name: found._asdict() for name, found in measured.items() if found is not None}
+    facts["quality"], lines = stage.quality(autoencoder, probe, searched)
     return Description(_about(settings, lines), facts, len(pre), len(reference), tuple(lines))
 
 
-def public_facts(settings: RapidSettings, records: int) -> dict[str, Any]:
-    """Facts that `rapid info` shows of any RAPID bundle."""
-    return {
-        "latent": list(settings.latent_shape),
-        "timesteps": settings.schedule.timesteps,
-        "k": settings.retrieval.k,
-        "v": settings.retrieval.v,
-        "start": settings.late_start,
-        "knowledge_base": {"entries": records, "index": settings.knowledge_base.index_type},
-    }
+def public_facts(settings: RapidSettings, records: int | None) -> dict[str, Any]:
+    """Facts that `rapid info` shows of any RAPID bundle; without a knowledge base, `records` is None."""
+    facts: dict[str, Any] = {"latent": list(settings.latent_shape), "timesteps": settings.schedule.timesteps}
+    if records is not None:
+        facts |= {"k": settings.retrieval.k, "v": settings.retrieval.v}
+    facts["start"] = settings.late_start
+    if records is not None:
+        facts["knowledge_base"] = {"entries": records, "index": settings.knowledge_base.index_type}
+    return facts
 
 
 @dataclass(frozen=True)
@@ -142,8 +146,8 @@ class _Stage:
         augment, own = self.settings.augmentations.augment, Subset(self.public.images.images, part)
         return AugmentedImages(own, self.public.sources[part], count, augment, self.device)
 
-    def networks(self) -> Models:
-        """Make the three networks; each needs the ones before it."""
+    def networks(self) -> tuple[Autoencoder, Denoiser]:
+        """Make autoencoder and denoiser."""
         if (given := self.builder.given) is not None:
             return self._given_networks(given)
         s, make, classes = self.settings, self.builder.make, len(self.public.images.classes)
@@ -174,23 +178,36 @@ class _Stage:
             labels = torch.from_numpy(self.labels[self.pre[shown.rows]]).to(self.device)
             return train_denoiser(denoiser_recipe, latents, labels, classes, state, self.ranks)
 
-        denoiser = make("denoiser", Denoiser, denoiser_recipe, denoiser_from).to(self.device)
-        encoder_recipe = EncoderRecipe(
-            images=images,
-            made_from={"autoencoder": recipe.digest, "denoiser": denoiser_recipe.digest},
+        return autoencoder, make("denoiser", Denoiser, denoiser_recipe, denoiser_from).to(self.device)
+
+    def retrieval(self, autoencoder: Autoencoder, denoiser: Denoiser) -> Searched:
+        """Make trajectory encoder and knowledge base, and measure them on public images."""
+        models = autoencoder, denoiser, self._encoder(autoencoder, denoiser)
+        opened = self._knowledge_base(models)
+        contrast = encoder_loss(self.settings, models, Subset(self.public.images.images, self.pre), self.device)
+        return Searched(len(opened), contrast, self._retrieval_accuracy(models, opened), self._recall(models, opened))
+
+    def _encoder(self, autoencoder: Autoencoder, denoiser: Denoiser) -> TrajectoryEncoder:
+        """Make the trajectory encoder."""
+        if (given := self.builder.given) is not None:
+            return self.builder.keep("encoder", given.component("encoder", TrajectoryEncoder)).to(self.device)
+        s = self.settings
+        recipe = EncoderRecipe(
+            images=self.images_hash,
+            made_from={name: self.builder.recipes[name] for name in ("autoencoder", "denoiser")},
             schedule=s.schedule,
             encoder=s.encoder,
-            latent_shape=shape,
+            latent_shape=s.latent_shape,
             k=s.retrieval.k,
         )
 
         def encoder_from(state: Checkpoint) -> TrajectoryEncoder:
             own = Subset(self.public.images.images, self.reference)
-            return train_encoder(encoder_recipe, own, autoencoder, denoiser, self.device, state, self.ranks)
+            return train_encoder(recipe, own, autoencoder, denoiser, self.device, state, self.ranks)
 
-        return autoencoder, denoiser, make("encoder", TrajectoryEncoder, encoder_recipe, encoder_from).to(self.device)
+        return self.builder.make("encoder", TrajectoryEncoder, recipe, encoder_from).to(self.device)
 
-    def _given_networks(self, given: Bundle) -> Models:
+    def _given_networks(self, given: Bundle) -> tuple[Autoencoder, Denoiser]:
         """Networks that were trained on other images; only the classes of the denoiser become those of the images.
 
         The embedding of a class is a blend of those of the classes that it resembles.
@@ -204,7 +221,6 @@ class _Stage:
         return (
             keep("autoencoder", given.component("autoencoder", Autoencoder)).to(self.device),
             keep("denoiser", denoiser.eval()).to(self.device),
-            keep("encoder", given.component("encoder", TrajectoryEncoder)).to(self.device),
         )
 
     def _prototypes(self, probe: Probe) -> Tensor:
@@ -213,7 +229,7 @@ class _Stage:
         count = len(self.public.images.classes)
         return class_prototypes(probe.to(self.device), images, labels, count, self.device).cpu()
 
-    def subspace(self, models: Models) -> None:
+    def subspace(self, autoencoder: Autoencoder) -> None:
         """Make the subspace in which moments of private images can be released."""
         s = self.settings
         recipe = SubspaceRecipe(
@@ -225,7 +241,9 @@ class _Stage:
             latent_shape=s.latent_shape,
         )
         shown = self.views(self.pre, VIEWS)
-        self.builder.make(SUBSPACE, Subspace, recipe, lambda state: fit_subspace(recipe, shown, models[0], self.ranks))
+        self.builder.make(
+            SUBSPACE, Subspace, recipe, lambda state: fit_subspace(recipe, shown, autoencoder, self.ranks)
+        )
 
     def probe(self) -> Probe:
         """Make the features of the probe; those of given networks get the prototypes of the images' classes."""
@@ -242,9 +260,9 @@ class _Stage:
 
         return self.builder.make(PROBE, Probe, recipe, probe_from).to(self.device)
 
-    def knowledge_base(self, models: Models, hashes: dict[str, str]) -> None:
+    def _knowledge_base(self, models: Models) -> KnowledgeBase:
         """Make the knowledge base of D_ref."""
-        s = self.settings
+        s, hashes = self.settings, {name: self.builder.hash_of(name) for name in ("autoencoder", "denoiser", "encoder")}
         recipe = KnowledgeBaseRecipe(
             images=self.images_hash,
             made_from={name: self.builder.recipes[name] for name in hashes},
@@ -264,8 +282,9 @@ class _Stage:
             recipe,
             lambda folder: build_knowledge_base(folder, recipe, shown, labels, models, hashes, self.device, self.ranks),
         )
+        return KnowledgeBase.open(self.builder.out / NAME, hashes, verify=False)
 
-    def retrieval_accuracy(self, models: Models, opened: KnowledgeBase) -> RetrievalAccuracy | None:
+    def _retrieval_accuracy(self, models: Models, opened: KnowledgeBase) -> RetrievalAccuracy | None:
         """How well retrieval works; None without labels."""
         if self.public.images.labels is None:
             return None
@@ -273,7 +292,7 @@ class _Stage:
         images, labels = Subset(self.public.images.images, self.pre), self.labels[self.pre]
         return measure_retrieval(schedule, self.settings.retrieval.k, images, labels, models, opened, self.device)
 
-    def recall(self, models: Models, opened: KnowledgeBase) -> Recall | None:
+    def _recall(self, models: Models, opened: KnowledgeBase) -> Recall | None:
         """How many of the nearest records an approximate index finds; None for an exact one."""
         if self.settings.knowledge_base.index_type == "flat":
             return None
@@ -282,24 +301,26 @@ class _Stage:
         return measure_recall(schedule, self.settings.retrieval.k, images, models, opened, self.device)
 
     def quality(
-        self, models: Models, probe: Probe | None, accuracy: RetrievalAccuracy | None, recall: Recall | None
+        self, autoencoder: Autoencoder, probe: Probe | None, searched: Searched | None
     ) -> tuple[dict[str, Any], list[str]]:
         """What public images tell about the parts: as facts, and in words."""
-        images = self.public.images.images
-        reference, pre = Subset(images, self.reference), Subset(images, self.pre)
-        psnr = autoencoder_psnr(models[0], reference, self.device)
-        contrast = encoder_loss(self.settings, models, pre, self.device)
-        known = None if probe is None else probe_accuracy(probe, reference, self.labels[self.reference], self.device)
-        return as_facts(psnr, contrast, known), findings(psnr, contrast, accuracy, known, recall)
+        reference = Subset(self.public.images.images, self.reference)
+        psnr, floor, known = autoencoder_psnr(autoencoder, reference, self.device), None, None
+        if probe is not None:
+            floor = autoencoder_frechet(autoencoder, probe, reference, self.device)
+            known = probe_accuracy(probe, reference, self.labels[self.reference], self.device)
+        return as_facts(psnr, floor, searched, known), findings(psnr, floor, searched, known)
 
 
 def _about(settings: RapidSettings, lines: Sequence[str]) -> str:
     """Text for the model card."""
+    retrieval, T = settings.retrieval, settings.schedule.timesteps
+    use = "is in the knowledge base" if retrieval.enabled else "tested them (there is no knowledge base)"
+    steps = f"Query at step k = {retrieval.k}, value at step v = {retrieval.v}, of T = {T}."
     text = (
-        "D_pre trained the networks, D_ref is in the knowledge base; the split is in `split.npz`. `thumbnails/` holds "
-        "a grey\nthumbnail of each image, by which `train-private` sees that no private images are among them.\n\n"
-        f"Latents: {'x'.join(str(n) for n in settings.latent_shape)}. Query at step k = {settings.retrieval.k}, value "
-        f"at step v = {settings.retrieval.v}, of T = {settings.schedule.timesteps}.\n"
+        f"D_pre trained the networks, D_ref {use}; the split is in `split.npz`. `thumbnails/` holds a grey\n"
+        "thumbnail of each image, by which `train-private` sees that no private images are among them.\n\n"
+        f"Latents: {'x'.join(str(n) for n in settings.latent_shape)}. {steps if retrieval.enabled else f'T = {T}.'}\n"
     )
     text += "\nMeasured on public images:\n\n" + "".join(f"- {line}\n" for line in lines)
     return text

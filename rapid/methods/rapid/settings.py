@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from rapid.config.sections import (
     AugmentationSettings,
@@ -26,10 +26,18 @@ from rapid.config.sections import (
     Training,
 )
 
+WITHOUT_RECORDS = "must be none or moments without a knowledge base (retrieval.enabled=false)"
+"""What `generation.retrieval` must be."""
+
 
 class RetrievalSettings(Section):
-    """The two timesteps of retrieval: the query is made at k, and sampling continues from the value at v."""
+    """Retrieval and its two timesteps: the query is made at k, and sampling continues from the value at v."""
 
+    enabled: bool = Field(
+        True,
+        description="false: the public stage makes neither trajectory encoder nor knowledge base, which the objectives "
+        "late and ldm do without; images begin from moments or noise",
+    )
     k: int = Field(800, ge=1)
     v: int = Field(200, ge=1)
 
@@ -38,6 +46,14 @@ class RetrievalSettings(Section):
         if self.k <= self.v:
             raise ValueError(f"k must be larger than v (k={self.k}, v={self.v})")
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the default of `enabled`, which the records of earlier versions do not name."""
+        found: dict[str, Any] = handler(self)
+        if self.enabled:
+            found.pop("enabled", None)
+        return found
 
 
 class EncoderSettings(Section):
@@ -91,7 +107,7 @@ class GenerationSettings(SamplingSettings):
         "query",
         description="how the start of the late steps is found: by a query of step k (the paper), or a record of a "
         "public class that looks like the wanted one (no early steps; without a probe: query); moments: drawn from the "
-        "released moments of the wanted class; none: from noise",
+        "released moments of the wanted class, from noise in a public bundle, which has none; none: from noise",
     )
     guidance: float = Field(
         1.0,
@@ -125,6 +141,11 @@ class GenerationSettings(SamplingSettings):
         description="with a knowledge base of index type ivf on --device cuda: let faiss search it on the GPU, where "
         "the installed faiss can; an image may then depend on those made beside it",
     )
+
+    @property
+    def uses_records(self) -> bool:
+        """Whether images begin from records of the knowledge base."""
+        return self.retrieval in ("query", "class")
 
 
 When = Literal["before", "after"]
@@ -252,6 +273,10 @@ class RapidSettings(MethodSettings):
                 f"private.start must lie in retrieval.v..schedule.timesteps ({self.retrieval.v}..{T}), "
                 f"not {self.private.start}"
             )
+        if not self.retrieval.enabled and self.private.objective == "rapid":
+            raise ValueError(
+                "private.objective must be late or ldm without a knowledge base (retrieval.enabled=false), not rapid"
+            )
         self._check_sampling("generation", self.generation)
         if self.private.distillation.sampling is not None:
             self._check_sampling("private.distillation.sampling", self.private.distillation.sampling)
@@ -274,6 +299,8 @@ class RapidSettings(MethodSettings):
 
     def _check_sampling(self, name: str, own: GenerationSettings) -> None:
         T = self.schedule.timesteps
+        if own.uses_records and not self.retrieval.enabled:
+            raise ValueError(f"{name}.retrieval {WITHOUT_RECORDS}, not {own.retrieval}")
         if own.start is not None and not self.retrieval.v <= own.start <= self.late_start:
             raise ValueError(
                 f"{name}.start must lie in {self.retrieval.v}..{self.late_start} (retrieval.v to where the late "

@@ -83,9 +83,29 @@ def test_the_autoencoder_keeps_its_floor_on_other_images(tmp_path_factory: pytes
 
 def test_more_minutes_are_more_work() -> None:
     trees = [chosen(photographs(300), minutes)[0] for minutes in (0.05, 100.0)]
-    for name in ("denoiser", "probe", "encoder"):
+    for name in ("denoiser", "probe"):
         few, many = (tree[name]["training"]["steps"] for tree in trees)
         assert 1 <= few < many
+
+
+def test_an_encoder_is_planned_only_where_retrieval_works() -> None:
+    """A class is a colour, or a number that says nothing."""
+    noise = np.random.default_rng(0).normal(0, 6, (600, 16, 16, 3))
+    colours = np.random.default_rng(1).uniform(40, 215, (20, 1, 1, 3))
+    labels = np.random.default_rng(2).integers(0, 20, 600)
+    pixels = np.clip(colours[labels] + noise, 0, 255).astype(np.uint8)
+    found = {}
+    for name, own in (("on", labels), ("off", np.random.default_rng(3).permutation(labels))):
+        images = ImageSet(pixels, own, tuple(map(str, range(20))))
+        choice = choose_public([images], Resources(CPU, 0.05))
+        found[name] = choice.settings, apply_overrides(choice.settings, []), choice.why[-1]
+    for name, enabled in (("on", True), ("off", False)):
+        tree, settings, line = found[name]
+        assert isinstance(settings, RapidSettings)
+        assert settings.retrieval.enabled is enabled
+        assert ("training" in tree["encoder"]) is enabled
+        assert ("encoder" in line) is enabled
+        assert settings.private.objective == ("rapid" if enabled else "late")
 
 
 @given(

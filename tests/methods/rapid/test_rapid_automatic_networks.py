@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import pytest
 import torch
 
 from rapid.methods import apply_overrides
@@ -15,9 +14,10 @@ from rapid.methods.rapid.settings import RapidSettings
 CPU = torch.device("cpu")
 
 
-def small(labelled: bool = True) -> Tree:
+def small(labelled: bool = True, retrieves: bool = True) -> Tree:
     """Settings of 16x16 grey images with latents of 4x4x4."""
-    return {
+    tree: Tree = {} if retrieves else {"retrieval": {"enabled": False}}
+    return tree | {
         "method": "rapid",
         "image": {"size": 16, "channels": 1},
         "autoencoder": {"kind": "linear", "patch": 4, "latent_channels": 4},
@@ -59,14 +59,14 @@ def test_time_that_others_leave_goes_to_the_denoiser() -> None:
 
 
 def test_time_that_is_over_is_not_planned_again() -> None:
-    tree_begun = time.monotonic() - 60
-    late, _ = planned(1, begun=tree_begun)
+    late, _ = planned(1, begun=time.monotonic() - 60)
     for name in ("denoiser", "probe", "encoder"):
         assert getattr(late, name).training.steps == 1
 
 
-@pytest.mark.parametrize("labelled", [True, False])
-def test_without_labels_there_is_no_probe_to_train(labelled: bool) -> None:
-    settings, why = planned(0.1, labelled)
-    assert ("probe" in why) == labelled
-    assert settings.probe.enabled == labelled
+def test_what_there_is_not_is_not_planned() -> None:
+    for labelled, retrieves in ((True, False), (False, True)):
+        tree = small(labelled, retrieves)
+        why = choose_networks(tree, 1000, 3, labelled, Resources(CPU, 0.1))
+        assert ("probe" in why, "encoder" in why) == (labelled, retrieves)
+        assert ("training" in tree["probe"], "training" in tree["encoder"]) == (labelled, retrieves)
