@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rapid.config.sections import ImageSettings
 from rapid.data.image_set import ImageSet
 from rapid.data.images import load_images
 from rapid.data.units import PeopleFrom
@@ -29,8 +30,12 @@ class PrivateImages:
     label_column: str | None = None
     show_paths: bool = False
 
-    def load(self) -> ImageSet:
-        """The images.
+    def load(self, form: ImageSettings, *, digests: bool = False) -> ImageSet:
+        """The images in the form of a model.
+
+        Args:
+            form: public settings; each image is brought to it by itself.
+            digests: see `load_images`.
 
         Raises:
             InputError: see `load_images`.
@@ -43,4 +48,6 @@ class PrivateImages:
             show_paths=self.show_paths,
             people=self.people,
             label_column=self.label_column,
+            target=form,
+            digests=digests,
         )

@@ -17,6 +17,8 @@ from torch.nn import functional as F
 
 from rapid.config.sections import ImageSettings, ScheduleSettings
 from rapid.data import ImageSet, fit_images, join, to_unit_range
+from rapid.data.canvas import LARGEST_SIDE
+from rapid.data.stored import Stored
 from rapid.data.symmetry import has_plain_background, mirrored_alike, turned_alike
 from rapid.diffusion import Schedule
 from rapid.errors import InputError
@@ -26,8 +28,6 @@ from rapid.nn import Denoiser
 from rapid.probe.network import Probe
 from rapid.training.timing import seconds_per_step
 
-LARGEST_SIDE = 64
-"""Pixels a side to which larger images are reduced."""
 LATENT_SIDE = {"cpu": 8, "cuda": 16}
 """Side of the latents: a private step on a CPU takes four times as long at twice the side."""
 FLOOR = 29.0
@@ -91,18 +91,17 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
 
 
 def _image(sets: Sequence[ImageSet]) -> tuple[Tree, list[str]]:
-    """Size, channels and fit: the largest public images decide."""
-    height, width = (max(part.images.shape[axis] for part in sets) for axis in (1, 2))
-    channels = max(part.channels for part in sets)
-    side = max(height, width)
-    colour = "colour" if channels == 3 else "grey"
-    if side <= LARGEST_SIDE:
-        size = max(16, -(-side // 16) * 16)
-        how = "padded" if (height, width) != (size, size) else "as they are"
-        fit = "pad"
+    """Size, channels and fit: the largest public images decide. Private images may be larger."""
+    found = [part.stored or Stored.alike(part.images) for part in sets]
+    side, channels = max(one.side for one in found), max(one.channels for one in found)
+    size = min(LARGEST_SIDE, max(16, -(-side // 16) * 16))
+    sizes = " and ".join(dict.fromkeys(one.sizes for one in found))
+    if side > size:
+        how = f"scaled down from {sizes} with their aspect ratio kept, and padded"
     else:
-        size, fit, how = LARGEST_SIDE, "resize", f"reduced from {width}x{height}"
-    return {"size": size, "channels": channels, "fit": fit}, [f"images: {size}x{size}, {colour}, {how}"]
+        how = "as they are" if sizes == f"{size}x{size}" else f"padded from {sizes}"
+    line = f"images: {size}x{size}, {'colour' if channels == 3 else 'grey'}, {how}"
+    return {"size": size, "channels": channels, "fit": "contain"}, [line]
 
 
 def _autoencoder(pixels: NDArray[np.uint8], patch: int) -> tuple[Tree, Tensor, str]:
