@@ -10,6 +10,7 @@ from rapid.config.sections import ImageSettings
 from rapid.data.image_set import ImageSet
 from rapid.data.images import load_images
 from rapid.data.units import PeopleFrom
+from rapid.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ class PrivateImages:
             digests: see `load_images`.
 
         Raises:
-            InputError: see `load_images`.
+            InputError: see `load_images`; or there is a single image, or person.
             Stopped: a stop was requested.
         """
-        return load_images(
+        found = load_images(
             self.path,
             "private",
             self.classes,
@@ -51,3 +52,10 @@ class PrivateImages:
             target=form,
             digests=digests,
         )
+        if found.unit_count == 1:
+            # N is public
+            one, more = ("image", "images") if found.units is None else ("person", "people")
+            raise InputError(
+                "private", f"has a single {one}, and noise hides one among many; give more {more}", self.path
+            )
+        return found

@@ -163,6 +163,5 @@ def test_bad_public_sets_name_the_file(tmp_path: Path, photos: Path, capfd: pyte
     assert main(["build-kb", "--public", str(path), "--out", str(out), "--preset", "demo"]) == 2
     shown = capfd.readouterr().err
     problem = "names a file that is not there: '7.png'; add the file, or remove its line"
-    assert shown == f"rapid: --public {path}/metadata.csv: {problem}
-"
+    assert shown == f"rapid: --public {path}/metadata.csv: {problem}\n"
     assert not out.exists()

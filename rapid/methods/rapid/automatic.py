@@ -92,6 +92,8 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
 
 def _image(sets: Sequence[ImageSet]) -> tuple[Tree, list[str]]:
     """Size, channels and fit: the largest public images decide. Private images may be larger."""
+    if sum(map(len, sets)) == 1:
+        raise InputError("public", "has a single image; give more, on which networks can be trained", sets[0].source)
     found = [part.stored or Stored.alike(part.images) for part in sets]
     side, channels = max(one.side for one in found), max(one.channels for one in found)
     size = min(LARGEST_SIDE, max(16, -(-side // 16) * 16))
