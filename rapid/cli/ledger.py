@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rapid.data import load_images
+from rapid.data.canvas import Canvas
 from rapid.data.units import PeopleFrom
 from rapid.dp.events import has_selection
 from rapid.dp.ledger import Entry, Ledger, Limit, default_path
@@ -95,8 +96,10 @@ def _account(ledger: Ledger, entries: Sequence[Entry], options: argparse.Namespa
     if not Path(dataset).exists():
         raise InputError("DATASET", "is neither a path of images nor an account of rapid ledger show", dataset)
     people = PeopleFrom() if options.unit_folders else None
-    # the account depends on the pixels alone
+    # the account depends on the pixels as they are stored alone, so any form will do
     images = load_images(
-        Path(dataset), "DATASET", show_paths=options.show_paths, people=people, label_column="none"
-    ).images
-    return ledger.account(images)
+        Path(dataset), "DATASET", show_paths=options.show_paths, people=people, label_column="none", target=Canvas(),
+        digests=True,
+    )  # fmt: skip
+    assert images.digests is not None
+    return ledger.account(images.digests)

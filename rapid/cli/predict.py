@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid.data import fit_images, load_images
+from rapid.data import load_images, tell
 from rapid.data.names import image_names
 from rapid.data.readers.columns import NONE
 from rapid.errors import InputError
@@ -30,8 +30,9 @@ def predict(options: argparse.Namespace) -> None:
     if out.is_dir():
         raise InputError("out", "is a folder; choose another name", out)
     model = open_classifier(options.model, options.device)
-    loaded = load_images(options.data, "data", label_column=NONE)
-    images = fit_images(loaded, model.bundle.config.image, "data").images
+    loaded = load_images(options.data, "data", label_column=NONE, target=model.bundle.config.image)
+    tell(loaded)
+    images = loaded.images
     names = image_names(options.data, len(images))
     found = np.empty((len(images), len(model.classes)), np.float32)
     with Progress("classifying", len(images), "image") as progress:

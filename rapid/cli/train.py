@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from rapid.bundle.card import CLASSIFICATION, privacy_in_words
 from rapid.cli.build import MINUTES, settings_without_base
 from rapid.cli.tables import plan_table
 from rapid.config.presets import private_settings
-from rapid.config.sections import DpSgdSettings, MethodSettings
+from rapid.config.sections import DpSgdSettings, ImageSettings, MethodSettings
 from rapid.data import ImageSet
 from rapid.data.classes import UNDECLARED, read_classes
 from rapid.data.private import PrivateImages
@@ -43,7 +44,7 @@ def plan(options: argparse.Namespace) -> None:
         else _settings_on(base, options.preset, options.overrides)
     )
     method = find_method(settings.method)
-    images = None if options.private is None else private_images(options).load()
+    images = None if options.private is None else private_images(options).load(settings.image)
     if images is not None and not images.declared:
         warnings.warn(UNDECLARED, stacklevel=2)
     facts = _facts(options, images)
@@ -111,11 +112,15 @@ def train_private(options: argparse.Namespace) -> None:
     """`rapid train-private`."""
     device = choose_device(options.device)
     with Ranks.join(device) as ranks:
+        settings = ranks.all_or_none(lambda: settings_of_run(options.base, options))
+        images = ranks.all_or_none(lambda: private_images(options))
+        if ranks.first:
+            tell_fit(settings.image)
         bundle = train_private_bundle(
             options.base,
-            ranks.all_or_none(lambda: private_images(options)),
+            images,
             options.out,
-            ranks.all_or_none(lambda: settings_of_run(options.base, options)),
+            settings,
             epsilon=options.epsilon,
             delta=options.delta,
             device=device,
@@ -145,6 +150,13 @@ def _automatic(options: argparse.Namespace) -> PrivateChoice | None:
     if options.minutes is None:
         return None
     return TimedSteps(options.base, options.out, tuple(options.overrides), options.minutes, print)
+
+
+def tell_fit(form: ImageSettings) -> None:
+    """Say on stderr what the settings do to private images; what these are like is not told."""
+    if form.fit == "contain":
+        how = "larger ones are scaled down, with their aspect ratio kept, and all are padded with black"
+        print(f"rapid: private images are fitted into {form.size}x{form.size}: {how}", file=sys.stderr, flush=True)
 
 
 def private_images(options: argparse.Namespace) -> PrivateImages:

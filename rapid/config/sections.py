@@ -67,7 +67,11 @@ class ImageSettings(Section):
 
     size: int = Field(32, ge=4, description="height and width in pixels")
     channels: Literal[1, 3] = 1
-    fit: Literal["pad", "resize"] = Field("pad", description="pad with black, centred, or resize (bicubic)")
+    fit: Literal["pad", "contain", "resize"] = Field(
+        "pad",
+        description="pad: centred on black, larger images are refused; contain: the same, larger images are scaled "
+        "down first and keep their aspect ratio; resize: scaled to the size, whatever their aspect ratio",
+    )
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from rapid.data.fit import fit_images, to_uint8, to_unit_range
 from rapid.data.image_set import ImageSet, join
-from rapid.data.images import load_images
+from rapid.data.images import load_images, tell
 from rapid.data.samples import sample_path
 from rapid.data.splits import split_indices
 
@@ -13,6 +13,7 @@ __all__ = [
     "load_images",
     "sample_path",
     "split_indices",
+    "tell",
     "to_uint8",
     "to_unit_range",
 ]

@@ -17,12 +17,12 @@ from rapid.mapped import blocks, empty
 LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 
 
-def fit_images(images: ImageSet, settings: ImageSettings, field: str) -> ImageSet:
-    """Convert images to S x S pixels and C channels, S = settings.size and C = settings.channels.
+class TooLargeError(ValueError):
+    """An image is larger than S x S, and `image.fit=pad` never scales. The message says what to do."""
 
-    Grey images are repeated into RGB; RGB images are reduced to their luma. `pad` centres the image on black without
-    scaling; `resize` is bicubic with antialiasing and does not keep the aspect ratio. Each image is converted on its
-    own, independently of the others.
+
+def fit_images(images: ImageSet, settings: ImageSettings, field: str) -> ImageSet:
+    """Convert images to S x S pixels and C channels; see `fit_pixels`.
 
     Args:
         images: the set.
@@ -32,20 +32,53 @@ def fit_images(images: ImageSet, settings: ImageSettings, field: str) -> ImageSe
     Raises:
         InputError: an image is larger than S x S and `fit` is `pad`.
     """
-    pixels = images.images
-    size = settings.size
-    height, width = pixels.shape[1:3]
-    if settings.fit == "pad" and max(height, width) > size:
-        problem = f"images of {width}x{height} do not fit into {size}x{size}, and image.fit=pad never scales"
-        raise InputError(field, f"{problem}; give smaller images or build the bundle with --set image.fit=resize")
-    if (height, width, images.channels) == (size, size, settings.channels):
-        return images
-    fitted = empty((len(pixels), size, size) + (3,) * (settings.channels == 3))
+    try:
+        fitted = fit_pixels(images.images, settings)
+    except TooLargeError as error:
+        raise InputError(field, str(error), images.source or None) from None
+    return images if fitted is images.images else replace(images, images=fitted)
+
+
+def fit_pixels(pixels: NDArray[np.uint8], settings: ImageSettings) -> NDArray[np.uint8]:
+    """Convert images to S x S pixels and C channels, S = settings.size and C = settings.channels.
+
+    | `fit`     | an image of H x W                                                                        |
+    |-----------|------------------------------------------------------------------------------------------|
+    | `pad`     | is centred on black, never scaled                                                        |
+    | `contain` | the same; one that is larger than S x S is scaled down before, with its aspect ratio kept |
+    | `resize`  | is scaled to S x S, whatever its aspect ratio                                            |
+
+    Scaling is bicubic with antialiasing. Grey images are repeated into RGB; RGB images are reduced to their luma. Each
+    image is converted on its own, independently of the others.
+
+    Args:
+        pixels: uint8 (N, H, W) or (N, H, W, 3); returned if they have the form.
+        settings: target size and channels.
+
+    Returns:
+        uint8 (N, S, S) or (N, S, S, 3); mapped from a scratch file if they are large.
+
+    Raises:
+        TooLargeError: H or W is larger than S and `fit` is `pad`.
+    """
+    size, channels = settings.size, 1 if pixels.ndim == 3 else 3
+    if settings.fit == "pad" and max(pixels.shape[1:3]) > size:
+        raise TooLargeError(_too_large(size))
+    if (*pixels.shape[1:3], channels) == (size, size, settings.channels):
+        return pixels
+    fitted = empty((len(pixels), *settings.shape))
     start = 0
     for block in blocks(pixels):
         fitted[start : start + len(block)] = _fit(block, settings)
         start += len(block)
-    return replace(images, images=fitted)
+    return fitted
+
+
+def _too_large(size: int) -> str:
+    problem = (
+        f"images larger than {size}x{size} pixels do not fit, and image.fit=pad never scales; give smaller ones, or"
+    )
+    return f"{problem} make the model with --set image.fit=contain (image.fit=resize distorts them)"
 
 
 def to_unit_range(images: NDArray[np.uint8], device: torch.device | str = "cpu") -> torch.Tensor:
@@ -75,14 +108,27 @@ def from_planes(planes: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _fit(pixels: NDArray[np.uint8], settings: ImageSettings) -> NDArray[np.uint8]:
-    size, colour = settings.size, pixels.ndim == 4
-    if settings.channels == 1 and colour:
-        pixels = np.rint(pixels @ LUMA).astype(np.uint8)
-    elif settings.channels == 3 and not colour:
-        pixels = np.repeat(pixels[..., None], 3, axis=-1)
+    size = settings.size
+    height, width = pixels.shape[1:3]
+    wanted = (size, size) if settings.fit == "resize" else _contained(width, height, size)
+    if wanted != (width, height):
+        pixels = _resize(pixels, wanted)
     if pixels.shape[1:3] != (size, size):
-        pixels = _pad(pixels, size) if settings.fit == "pad" else _resize(pixels, size)
+        pixels = _pad(pixels, size)
+    if settings.channels == 1 and pixels.ndim == 4:
+        pixels = np.rint(pixels @ LUMA).astype(np.uint8)
+    elif settings.channels == 3 and pixels.ndim == 3:
+        pixels = np.repeat(pixels[..., None], 3, axis=-1)
     return pixels
+
+
+def _contained(width: int, height: int, size: int) -> tuple[int, int]:
+    """Width and height of an image within size x size: those that it has, or the largest with its aspect ratio."""
+    longest = max(width, height)
+    if longest <= size:
+        return width, height
+    # a line of one pixel stays one
+    return max(1, round(width / longest * size)), max(1, round(height / longest * size))
 
 
 def _pad(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
@@ -92,6 +138,5 @@ def _pad(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     return np.pad(pixels, margins + [(0, 0)] * (pixels.ndim - 3))
 
 
-def _resize(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    resized = [np.asarray(Image.fromarray(p).resize((size, size), Image.Resampling.BICUBIC)) for p in pixels]
-    return np.stack(resized)
+def _resize(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    return np.stack([np.asarray(Image.fromarray(p).resize(size, Image.Resampling.BICUBIC)) for p in pixels])

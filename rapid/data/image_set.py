@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid.data.origin import Origin, union
+from rapid.data.stored import Stored
 from rapid.errors import InputError
 from rapid.mapped import blocks, joined
 
@@ -31,6 +32,9 @@ class ImageSet:
             empty for private images.
         origins: the private models that made some of the images, as far as these say so; always empty for private
             images.
+        stored: what the images were before they were brought to one form; None if they have not been read from a path.
+        digests: sha256 of each image as it is stored, uint8 (N, 32), if it was asked for. Never store those of private
+            images.
     """
 
     images: NDArray[np.uint8]
@@ -41,6 +45,8 @@ class ImageSet:
     units: NDArray[np.int64] | None = None
     notes: tuple[str, ...] = ()
     origins: tuple[Origin, ...] = ()
+    stored: Stored | None = None
+    digests: NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
         return len(self.images)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from rapid.data.canvas import Target
 from rapid.data.classes import checked
 from rapid.data.image_set import ImageSet
 from rapid.data.readers import FORMATS, find_reader
@@ -23,10 +25,13 @@ def load_images(
     show_paths: bool = True,
     people: PeopleFrom | None = None,
     label_column: str | None = None,
+    target: Target = None,
+    digests: bool = False,
 ) -> ImageSet:
     """Read images from a folder, an `.npz`, a table of labels, Parquet files or tars; see `rapid.data.readers`.
 
-    Images are brought to 8-bit grey or RGB, each by itself (`rapid.data.readers.form`). Sets larger than
+    Images are brought to 8-bit grey or RGB (`rapid.data.readers.form`), and then to the form `target`, each by itself
+    while it is decoded: they may differ in size and colour mode, and the originals are not kept. Sets larger than
     `rapid.mapped.LARGE` bytes are mapped from a scratch file (`rapid.mapped.scratch_in`), or from an `.npz` itself if
     it is not compressed. A sub-folder without images, like a name in a list of class names that no label has, is a
     class without images.
@@ -41,9 +46,12 @@ def load_images(
         people: where the set says whose image each is; default: every image is a unit of its own.
         label_column: column of the labels, in formats that have columns; "none": the images are unlabelled. Default:
             see `rapid.data.readers.columns`.
+        target: the form of a model, or a canvas, whose form depends on the images. Default: images stay as they are,
+            and must have one size and colour mode.
+        digests: hash the images as they are stored, for `ImageSet.digests`.
 
     Raises:
-        InputError: nothing there, no images, unreadable images, mixed sizes or colour modes, wrong types, a label
+        InputError: nothing there, no images, unreadable images, images that do not fit `target`, wrong types, a label
             that is missing or not among `classes`, or images without a person where `people` is given.
         Stopped: a stop was requested.
     """
@@ -51,7 +59,8 @@ def load_images(
         raise InputError(field, f"does not exist; give {FORMATS}", path)
     if classes is not None:
         checked(classes, "classes")
-    source = Source(path, field, show_paths, None if classes is None else tuple(classes), people, label_column)
+    names = None if classes is None else tuple(classes)
+    source = Source(path, field, show_paths, names, people, label_column, target, digests)
     with nullcontext() if show_paths else _quiet():
         found = find_reader(source)(source)
     if classes is not None and found.labels is None:
@@ -65,7 +74,17 @@ def load_images(
         found.units,
         found.notes if show_paths else (),
         found.origins if show_paths else (),
+        found.stored,
+        found.digests,
     )
+
+
+def tell(images: ImageSet) -> None:
+    """Say in one line on stderr what was done to images when they were read, if anything; nothing of private ones."""
+    if images.notes and images.stored is not None:
+        colours = "grey" if images.stored.channels == 1 else "RGB"
+        done = "; ".join(images.notes)
+        print(f"rapid: {images.source}: 8-bit {colours} of {images.stored.sizes}; {done}", file=sys.stderr, flush=True)
 
 
 @contextmanager

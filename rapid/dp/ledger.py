@@ -30,7 +30,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from rapid.dp.events import check_known, event_from_json, event_to_json, has_selection, poisson_gaussian_steps
 from rapid.errors import InputError, PrivacyRefused
 from rapid.files import replacing
-from rapid.mapped import blocks
 
 KEY_BYTES = 32
 START = "0" * 64
@@ -175,31 +174,26 @@ class Ledger:
             problem = f"cannot be used ({error.strerror}); give another file, or set {ENVIRONMENT}"
             raise InputError("ledger", problem, path) from None
 
-    def account(self, images: NDArray[np.uint8]) -> str:
+    def account(self, digests: NDArray[np.uint8]) -> str:
         """The identifier of a data set: 32 hexadecimal digits.
 
         Args:
-            images: uint8 (N, H, W) or (N, H, W, 3), as they were read; their order does not matter.
+            digests: of the images as they are stored, before they are fitted to a model, uint8 (N, 32), so that all
+                runs on them are of one account (`rapid.data.stored.image_digests`); their order does not matter.
         """
-        shape = repr(images.shape[1:]).encode()
-        digests = sorted(
-            hashlib.sha256(shape + np.ascontiguousarray(image).tobytes()).digest()
-            for block in blocks(images)
-            for image in block
-        )
-        return hmac.new(self._key, b"dataset" + b"".join(digests), hashlib.sha256).hexdigest()[:32]
+        ordered = sorted(map(bytes, digests))
+        return hmac.new(self._key, b"dataset" + b"".join(ordered), hashlib.sha256).hexdigest()[:32]
 
-    def assignment(self, images: NDArray[np.uint8], units: NDArray[np.int64]) -> str:
+    def assignment(self, digests: NDArray[np.uint8], units: NDArray[np.int64]) -> str:
         """A keyed hash of whose image each is: 32 hexadecimal digits. Order of images and names do not matter.
 
         Args:
-            images: as for `account`.
+            digests: as for `account`.
             units: number of the person that each image shows, int64 (N,).
         """
         of_person: dict[int, list[bytes]] = {}
-        every = (image for block in blocks(images) for image in block)
-        for image, unit in zip(every, units.tolist(), strict=True):
-            of_person.setdefault(unit, []).append(hashlib.sha256(np.ascontiguousarray(image).tobytes()).digest())
+        for digest, unit in zip(map(bytes, digests), units.tolist(), strict=True):
+            of_person.setdefault(unit, []).append(digest)
         people = sorted(hashlib.sha256(b"".join(sorted(group))).digest() for group in of_person.values())
         return hmac.new(self._key, b"units" + b"".join(people), hashlib.sha256).hexdigest()[:32]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 import rapid
-from rapid.data import ImageSet, fit_images, load_images
+from rapid.data import ImageSet, load_images, tell
 from rapid.errors import InputError
 from rapid.evaluate.report import NOTICE
 from rapid.evaluate.sets import describe
@@ -70,7 +70,8 @@ def evaluate_classifier(model: Classifier, real: Path, label_column: str | None 
     Raises:
         InputError: images that cannot be read, without labels, or of a class that the model does not have.
     """
-    images = fit_images(load_images(real, "real", label_column=label_column), model.bundle.config.image, "real")
+    images = load_images(real, "real", label_column=label_column, target=model.bundle.config.image)
+    tell(images)
     truth = _labels(images, model.classes)
     found = np.empty((len(images), len(model.classes)), np.float32)
     with Progress("classifying", len(images), "image") as progress:

@@ -94,8 +94,8 @@ def measure_fid(network: Inception, weights: Path, sets: Sets, model: Generator 
     """
     training = sets.train_real is not None
     reference = sets.real if sets.train_real is None else sets.train_real
-    # a model that scales images has no frame to cut off
-    size = sets.real_size if model is None or model.bundle.config.image.fit == "pad" else sets.form.size
+    # a model that distorts images has no frame to cut off
+    size = sets.real_size if model is None or model.bundle.config.image.fit != "resize" else sets.form.size
     real = inception_features(network, cropped(reference.images, size), device, "inception, reference")
     compared = compared_sets(sets, model, device, against_training=training)
     found: Json = {

@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 
 import rapid
 from rapid.config.sections import ImageSettings
-from rapid.data import fit_images, load_images
+from rapid.data import fit_images, load_images, tell
+from rapid.data.canvas import Canvas
 from rapid.errors import InputError
 from rapid.evaluate.features import FeatureSpace
 from rapid.evaluate.networks import CLASSIFIERS, build
@@ -137,9 +138,12 @@ def train_reference(
         raise InputError("classifiers", f"with --save-features name one of {','.join(CLASSIFIERS)}", kind)
     if epochs < 1:
         raise InputError("epochs", "must be at least 1", epochs)
-    train = load_images(train_real, "train_real", label_column=label_column)
-    test = load_images(real, "real", label_column=label_column)
+    canvas = Canvas(kept=None)
+    train = load_images(train_real, "train_real", label_column=label_column, target=canvas)
+    test = load_images(real, "real", label_column=label_column, target=canvas)
     match_classes(train, test)
+    for images in (train, test):
+        tell(images)
     side = max(*train.images.shape[1:3], *test.images.shape[1:3])
     form = ImageSettings(size=-(-side // SIDE) * SIDE, channels=1 if train.channels == 1 else 3)
     train, test = fit_images(train, form, "train_real"), fit_images(test, form, "real")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import rapid
-from rapid.data import ImageSet, fit_images
+from rapid.data import ImageSet, fit_images, tell
 from rapid.errors import InputError
 from rapid.evaluate import features, training
 from rapid.evaluate.agreement import measure_agreement
@@ -198,13 +198,16 @@ def evaluate(request: Request, device: torch.device, model: Generator | None = N
     # everything that can be refused is refused before the long work
     network = None if request.inception is None else load_inception(request.inception, device)
     reference = None if request.features is None else load_reference(request.features, device)
-    side = 0 if model is None else model.image_shape[0]
+    form = None if model is None else model.bundle.config.image
     sets = load_sets(
-        request.synthetic, request.real, request.train_real, request.public, side, label_column=request.label_column
+        request.synthetic, request.real, request.train_real, request.public, form, label_column=request.label_column
     )
     _check_sets(sets, request)
     if reference is not None and request.features is not None:
         check_fit(reference, request.features, sets.form)
+    for images in (sets.synthetic, sets.real, sets.train_real, *sets.public):
+        if images is not None:
+            tell(images)
     agreement = None if reference is None else measure_agreement(reference, sets.synthetic, sets.real)
     content: Json = {
         "rapid": rapid.__version__,

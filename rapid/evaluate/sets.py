@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rapid.config.sections import ImageSettings
 from rapid.data import ImageSet, fit_images, load_images
+from rapid.data.canvas import Canvas
 from rapid.errors import InputError
 from rapid.evaluate.training import labels_of
 
@@ -21,7 +22,7 @@ class Sets:
 
     Attributes:
         real_size: longest side of the real images, the training ones if there are any, before padding.
-        form: the size is the longest side of all images, the colour mode that of the synthetic ones.
+        form: the size is the longest side of the synthetic images or the model's, the colour mode that of the former.
         synthetic: the images to evaluate.
         real: real test images.
         train_real: real training images, open data only.
@@ -41,27 +42,33 @@ def load_sets(
     real: Path,
     train_real: Path | None,
     public: Sequence[Path],
-    model_size: int = 0,
+    model: ImageSettings | None = None,
     label_column: str | None = None,
 ) -> Sets:
-    """Read the sets and pad all images with black to the size of the largest; none is scaled.
+    """Read the sets, and bring all images to the size of the synthetic ones, or of the model.
+
+    Smaller images are padded with black. A set with larger images, or with several sizes, is scaled down with its
+    aspect ratio kept, unless the model distorts images.
 
     Args:
         synthetic: path of the images to evaluate; they decide whether all sets become grey or RGB.
         real: path of the real test images.
         train_real: path of the real training images.
         public: paths of the public sets.
-        model_size: side of the model's images; 0 without a model.
+        model: form of the model's images; None without a model.
         label_column: of `real` and `train_real`; see `load_images`.
 
     Raises:
         InputError: a set cannot be read, or its images are too small.
     """
-    samples, test = load_images(synthetic, "synthetic"), load_images(real, "real", label_column=label_column)
-    training = None if train_real is None else load_images(train_real, "train_real", label_column=label_column)
-    others = [load_images(path, "public") for path in public]
-    sides = [side for s in (samples, test, training, *others) if s is not None for side in s.images.shape[1:3]]
-    size = max(*sides, model_size)
+    samples = load_images(synthetic, "synthetic", target=Canvas(kept=None))
+    size = max(*samples.images.shape[1:3], 0 if model is None else model.size)
+    canvas = Canvas(size, size, "resize" if model is not None and model.fit == "resize" else "contain")
+    test = load_images(real, "real", label_column=label_column, target=canvas)
+    training = None
+    if train_real is not None:
+        training = load_images(train_real, "train_real", label_column=label_column, target=canvas)
+    others = [load_images(path, "public", target=canvas) for path in public]
     if size < 4:
         raise InputError("synthetic", "images smaller than 4x4 pixels cannot be evaluated; give larger ones", synthetic)
     form = ImageSettings(size=size, channels=1 if samples.channels == 1 else 3)

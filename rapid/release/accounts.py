@@ -9,12 +9,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from dp_accounting import DpEvent
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from rapid.bundle import Bundle
-from rapid.data import ImageSet
 from rapid.data.classes import UNDECLARED_NOTE
 from rapid.dp.accounting import accountant_name, pld_accountant_name, pld_epsilon, prv_epsilon
 from rapid.dp.attempts import counted, steps_of
@@ -268,19 +269,19 @@ def open_ledger(path: Path) -> Ledger | None:
     return Ledger(path) if path.exists() else None
 
 
-def read_account(ledger: Path, images: ImageSet, statement: Statement) -> Account | str:
+def read_account(ledger: Path, digests: NDArray[np.uint8], statement: Statement) -> Account | str:
     """The account of private images, or why there is none, in words without a path.
 
     Args:
         ledger: the file.
-        images: as they were read, before they are fitted to the model.
+        digests: see `Ledger.account`.
         statement: of the model.
     """
     try:
         book = open_ledger(ledger)
         if book is None:
             return "there is no ledger"
-        return Account.of(book, book.account(images.images), statement)
+        return Account.of(book, book.account(digests), statement)
     except TamperedLedger:
         return "the ledger was altered: rapid ledger verify names the place"
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def _measure(
         audit = audits.run_audit(bundle, statement)
     rules.append(audits.audit_rule(policy.audit, audit))
     near = None
-    if samples is not None and inputs.public is not None and inputs.fitted is not None:
+    if samples is not None and inputs.public is not None and inputs.private is not None:
         near = nearness.Nearness.of(samples, inputs.public, policy.copies.reference_share, device)
     else:
         why = why or _unmeasured(inputs)
@@ -130,10 +131,10 @@ def _count(
     device: torch.device,
 ) -> nearness.Counted | str:
     """The noisy count, or why it was not made. An earlier, interrupted report in this folder may have made it."""
-    policy, statement, stored, fitted = request.policy, inputs.statement, inputs.stored, inputs.fitted
-    assert stored is not None
-    assert fitted is not None
-    facts = PublicFacts.of(fitted)
+    policy, statement, private = request.policy, inputs.statement, inputs.private
+    assert private is not None
+    assert private.digests is not None
+    facts = PublicFacts.of(private)
     epsilon = request.epsilon or policy.copies.epsilon
     try:
         spent = nearness.budget(near, facts, epsilon, statement.delta)
@@ -150,13 +151,14 @@ def _count(
                 if together > most:
                     return f"with the count, all releases together would spend more than {as_typed(most)}"
         book = Ledger(inputs.ledger)
-        dataset = book.account(stored.images)
+        dataset = book.account(private.digests)
         if recorded:
             _check_recorded(folder.checkpoint(nearness.NAME), book, dataset)
-        people = "" if stored.units is None else book.assignment(stored.images, stored.units)
+        people = "" if private.units is None else book.assignment(private.digests, private.units)
         charge = Charge(book, dataset, folder.run_name(dataset, people), Limit(spent.epsilon, spent.delta))
         # without the mark of a new folder, which a refusal would remove
-        access = PrivateAccess(fitted, facts, spent, RunFolder(request.out), device=device)
+        own = replace(private, stored=None, digests=None)
+        access = PrivateAccess(own, facts, spent, RunFolder(request.out), device=device)
         with access.charged(charge):
             count = nearness.release_count(access, near)
     except PrivacyRefused as error:
@@ -182,7 +184,7 @@ def _synthetic(request: Request, inputs: Inputs, device: torch.device) -> tuple[
     """Synthetic images if something is compared with them, or why there are none."""
     if inputs.synthetic is not None:
         return inputs.synthetic, ""
-    if inputs.members is None and (inputs.fitted is None or inputs.public is None):
+    if inputs.members is None and (inputs.private is None or inputs.public is None):
         return None, ""
     method = find_method(inputs.bundle.config.method)
     try:
@@ -233,7 +235,9 @@ def _content_rules(policy: Policy, files: Contents) -> list[Rule]:
 
 
 def _account(inputs: Inputs) -> accounts.Account | str | None:
-    return None if inputs.stored is None else accounts.read_account(inputs.ledger, inputs.stored, inputs.statement)
+    if inputs.private is None or inputs.private.digests is None:
+        return None
+    return accounts.read_account(inputs.ledger, inputs.private.digests, inputs.statement)
 
 
 def _excerpt(account: accounts.Account | str | None, policy: Policy, delta: float) -> Json:
@@ -254,7 +258,7 @@ def _membership(inputs: Inputs, found: Sequence[membership.Attack] | str, statem
 
 
 def _unmeasured(inputs: Inputs) -> str:
-    if inputs.fitted is None:
+    if inputs.private is None:
         return "no private images were given"
     return "no images were given that are like the private ones and are not private (--public or --non-members)"
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid.bundle import Bundle
-from rapid.data import ImageSet, fit_images, load_images
+from rapid.data import ImageSet, load_images
 from rapid.data.private import PrivateImages
 from rapid.data.units import ONE_PERSON, plural
 from rapid.dp.ledger import default_path
@@ -64,10 +64,8 @@ class Inputs:
 
     bundle: Bundle
     statement: accounts.Statement
-    stored: ImageSet | None
-    """The private images as they were read: their account in the ledger is a hash of these."""
-    fitted: ImageSet | None
-    """The same in the form of the bundle."""
+    private: ImageSet | None
+    """The private images in the form of the bundle, with digests of them as they are stored."""
     members: ImageSet | None
     non_members: ImageSet | None
     public: NDArray[np.uint8] | None
@@ -117,12 +115,10 @@ def read_inputs(request: Request) -> Inputs:
         public = [non_members.images]
     if public and request.private is not None:
         nearness.check_number(sum(map(len, public)), policy.copies.reference_share)
-    stored = None if request.private is None else _private(request.private, statement)
     return Inputs(
         bundle=bundle,
         statement=statement,
-        stored=stored,
-        fitted=None if stored is None else fit_images(stored, bundle.config.image, "private"),
+        private=None if request.private is None else _private(request.private, bundle, statement),
         members=members,
         non_members=non_members,
         public=np.concatenate(public) if public else None,
@@ -132,12 +128,12 @@ def read_inputs(request: Request) -> Inputs:
     )
 
 
-def _private(private: PrivateImages, statement: accounts.Statement) -> ImageSet:
+def _private(private: PrivateImages, bundle: Bundle, statement: accounts.Statement) -> ImageSet:
     """The private images; their number and unit must be those of the statement, which are public."""
     if (private.people is not None) != (statement.unit == ONE_PERSON):
         flags = "give --unit-column or --unit-folders" if private.people is None else "leave out --unit-column"
         raise InputError("private", f"the unit of the model is {statement.unit}; {flags}")
-    found = private.load()
+    found = private.load(bundle.config.image, digests=True)
     if found.unit_count != statement.dataset_size:
         counted = f"{plural(statement.unit)}, and the model was trained on {statement.dataset_size:,}"
         raise InputError("private", f"has {found.unit_count:,} {counted}; give the images that it was trained on")
@@ -146,7 +142,7 @@ def _private(private: PrivateImages, statement: accounts.Statement) -> ImageSet:
 
 def _open_images(path: Path, field: str, bundle: Bundle, *, labelled: bool = True) -> ImageSet:
     """Images that are not private, in the form of the bundle, with labels that are numbers of its classes."""
-    found = fit_images(load_images(path, field), bundle.config.image, field)
+    found = load_images(path, field, target=bundle.config.image)
     if found.labels is None or not labelled or not bundle.classes:
         return replace(found, labels=None, classes=())
     number_of = {name: number for number, name in enumerate(bundle.classes)}

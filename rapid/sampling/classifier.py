@@ -59,7 +59,7 @@ def read_png(content: bytes, settings: ImageSettings, field: str) -> NDArray[np.
     Raises:
         InputError: not a PNG, damaged, or too large.
     """
-    most = settings.size if settings.fit == "pad" else LARGEST_SIDE
+    most = settings.size if settings.fit == "pad" else max(settings.size, LARGEST_SIDE)
     try:
         # Pillow warns of very large images, which are refused here
         with warnings.catch_warnings():

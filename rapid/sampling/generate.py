@@ -181,7 +181,7 @@ def resolve_labels(classes: Sequence[str], labels: Sequence[int | str]) -> list[
             resolved.append(int(text))
         else:
             known = f"the model knows {', '.join(classes)}" if classes else "the model has no classes"
-            raise InputError("labels", f"unknown; {known}", text)
+            raise InputError("labels", f"{'unknown' if text else 'names no class'}; {known}", text or None)
     return resolved
 
 

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from rapid.config.sections import MethodSettings
-from rapid.data import ImageSet, fit_images, load_images
+from rapid.data import ImageSet, load_images
 from rapid.data.private import PrivateImages
 from rapid.dp.attempts import counted, steps_of
 from rapid.dp.audit.canaries import CanaryAccess, canaries_among, canary_images
@@ -236,7 +236,7 @@ def _run(
 def _canaries(images: Path | None, count: int, settings: MethodSettings) -> ImageSet:
     if images is None:
         return canary_images(count, settings.image.size, settings.image.channels)
-    return canaries_among(fit_images(load_images(images, "images"), settings.image, "images"), count)
+    return canaries_among(load_images(images, "images", target=settings.image), count)
 
 
 def _save(path: Path, images: ImageSet) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from rapid.config.sections import MethodSettings
 from rapid.data import ImageSet
+from rapid.data.canvas import LARGEST_SIDE, Canvas
 from rapid.errors import InputError
 from rapid.methods import apply_overrides, find_method
 from rapid.methods.base import Automatic, Resources
@@ -81,6 +82,16 @@ class AutomaticChoice:
         if not earlier:
             self._tell(choice.why)
         return apply_overrides({**choice.settings, **earlier, "preset": PRESET}, self.overrides)
+
+    def canvas(self) -> Canvas:
+        """How the public images are read before their settings are chosen; what the user set of `image` is known.
+
+        Raises:
+            InputError: an override that does not fit.
+        """
+        own = [override for override in self.overrides if override.strip().startswith("image.")]
+        image = apply_overrides({"method": self.method, "image": {"size": LARGEST_SIDE, "fit": "contain"}}, own).image
+        return Canvas(image.size, max(image.size, LARGEST_SIDE), image.fit)
 
     def measured(self, settings: MethodSettings, device: torch.device, processes: int) -> float:
         """Number of per-example gradients for which the private stage has time, by a measurement."""

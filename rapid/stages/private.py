@@ -16,7 +16,7 @@ import torch
 from rapid.bundle import Bundle, BundleConfig, Component, is_finished, write_bundle
 from rapid.bundle.card import base_note, private_card
 from rapid.config.sections import DpSgdSettings, MethodSettings
-from rapid.data import ImageSet, fit_images
+from rapid.data import ImageSet
 from rapid.data.classes import UNDECLARED, UNDECLARED_NOTE
 from rapid.data.private import PrivateImages
 from rapid.data.units import ONE_IMAGE, ONE_PERSON
@@ -220,16 +220,20 @@ def read_private(
     Raises:
         InputError: bad images.
     """
-    loaded = private.load()
-    if settings.image.channels == 1 and loaded.channels == 3:
+    loaded = private.load(settings.image, digests=ledger is not None)
+    assert loaded.stored is not None
+    if settings.image.channels == 1 and loaded.stored.channels == 3:
         made = "--base makes" if base is not None else "image.channels=1 is for"
         raise InputError(
             "private", f"has colour images, and {made} grey ones; use image.channels=3 there, or give grey images"
         )
-    # hashed as stored on disk, so that the identifier is the same at every image size
-    account = ledger.account(loaded.images) if ledger else ""
-    assignment = ledger.assignment(loaded.images, loaded.units) if ledger and loaded.units is not None else ""
-    images = fit_images(loaded, settings.image, "private")
+    account = assignment = ""
+    if ledger is not None and loaded.digests is not None:
+        # hashed as stored on disk, so that the identifier is the same at every image size
+        account = ledger.account(loaded.digests)
+        assignment = "" if loaded.units is None else ledger.assignment(loaded.digests, loaded.units)
+    # what they were before is not for the method
+    images = replace(loaded, stored=None, digests=None)
     return images, PublicFacts.of(images), account, assignment
 
 

@@ -17,7 +17,7 @@ from rapid.bundle.builder import BundleBuilder
 from rapid.bundle.card import public_card
 from rapid.bundle.networks import check_same_images
 from rapid.config.sections import ImageSettings, MethodSettings
-from rapid.data import ImageSet, fit_images, join, load_images
+from rapid.data import ImageSet, fit_images, join, load_images, tell
 from rapid.data.origin import listed, union
 from rapid.errors import InputError
 from rapid.mapped import scratch_in
@@ -156,7 +156,10 @@ def _read(
     ranks: Ranks,
 ) -> tuple[MethodSettings, list[ImageSet]]:
     """The settings, which the first rank chooses if they are to be chosen, and the sets in the form of the model."""
-    loaded = ranks.all_or_none(lambda: [load_images(path, "public", label_column=label_column) for path in paths])
+    target = settings.canvas() if isinstance(settings, AutomaticChoice) else settings.image
+    loaded = ranks.all_or_none(
+        lambda: [load_images(path, "public", label_column=label_column, target=target) for path in paths]
+    )
     if isinstance(settings, AutomaticChoice):
         choice = settings
         # chosen by measured times, which differ from process to process
@@ -180,17 +183,12 @@ def _same_folder(run_folder: RunFolder) -> None:
 
 
 def _fitted(path: Path, images: ImageSet, form: ImageSettings, *, told: bool) -> ImageSet:
-    """Bring a public set to the form of the model.
+    """Bring a public set to the form of the model, if it was read before that was chosen.
 
     If `told`, one line says what was done to its images, and one which private models made them.
     """
-    notes = list(images.notes)
-    if form.channels == 1 and images.channels == 3:
-        notes.append("colours are dropped (image.channels=1)")
-    if notes and told:
-        height, width = images.images.shape[1:3]
-        colours = "grey" if images.channels == 1 else "RGB"
-        print(f"rapid: {path}: 8-bit {colours} of {width}x{height}; {'; '.join(notes)}", file=sys.stderr, flush=True)
+    if told:
+        tell(images)
     if images.origins and told:
         guarantee = "these guarantees" if len(images.origins) > 1 else "that guarantee"
         words = f"synthetic images of {listed(images.origins)}; what is built on them falls under {guarantee}"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from tests_process import run
 
 
@@ -53,6 +54,58 @@ def test_the_three_commands_need_no_settings(tmp_path: Path, colours: Path) -> N
     assert made.returncode == 0, made.stderr
     with np.load(tmp_path / "images.npz") as archive:
         assert archive["images"].shape == (4, 16, 16, 3)
+
+
+def save_photographs(folder: Path, count: int, longest: int) -> Path:
+    """Photographs of two classes and of all sizes, some of them grey."""
+    rng = np.random.default_rng(longest)
+    for number in range(count):
+        coarse = rng.uniform(0, 150, (4, 4, 3)) + 100 * (number % 2)
+        width, height = (int(side) for side in rng.integers(20, longest, 2))
+        image = Image.fromarray(coarse.clip(0, 255).astype(np.uint8)).resize((width, height))
+        path = folder / ("dark", "light")[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (image.convert("L") if number % 9 == 0 else image).save(path)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:at this epsilon")
+def test_photographs_of_all_sizes_need_no_settings(tmp_path: Path) -> None:
+    """Private ones are larger than public ones, and nothing is told of their sizes."""
+    public = save_photographs(tmp_path / "public", 120, 90)
+    private, real = (save_photographs(tmp_path / name, 40, side) for name, side in (("private", 300), ("real", 310)))
+    base, model, ledger = tmp_path / "base", tmp_path / "model", tmp_path / "ledger.jsonl"
+    built = run("build-kb", "--public", public, "--out", base, "--minutes", 0.02)
+    assert built.returncode == 0, built.stderr
+    assert "images: 64x64, colour, scaled down from 2" in built.stdout
+    told = [line for line in built.stderr.splitlines() if line.startswith(f"rapid: {public}: 8-bit RGB of ")]
+    assert [line.split("; ")[1] for line in told] == ["scaled down to fit into 64x64"]
+    image = json.loads((base / "config.json").read_text())["image"]
+    assert image == {"size": 64, "channels": 3, "fit": "contain"}
+    train = ("train-private", "--base", base, "--private", private, "--epsilon", 5, "--delta", 1e-3)
+    trained = run(*train, "--out", model, "--ledger", ledger, "--minutes", 0.02)
+    assert trained.returncode == 0, trained.stderr
+    assert "rapid: private images are fitted into 64x64: larger ones are scaled down" in trained.stderr
+    assert "8-bit" not in trained.stderr
+    # the account is that of the images as they are stored
+    shown = run("ledger", "show", private, "--ledger", ledger)
+    assert "  run " in shown.stdout
+    made = run("generate", "--model", model, "--count", 12, "--labels", "all", "--out", tmp_path / "made.npz")
+    assert made.returncode == 0, made.stderr
+    evaluate = ("evaluate", "--synthetic", tmp_path / "made.npz", "--real", real, "--model", model)
+    evaluated = run(*evaluate, "--out", tmp_path / "r.json", "--classifiers", "small", "--epochs", 1)
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert f"rapid: {real}: 8-bit RGB of " in evaluated.stderr
+    assert json.loads((tmp_path / "r.json").read_text())["image"] == {"size": 64, "channels": 3}
+
+
+def test_a_single_image_is_not_enough(tmp_path: Path) -> None:
+    one = save_photographs(tmp_path / "one", 1, 40)
+    built = run("build-kb", "--public", one, "--out", tmp_path / "out")
+    planned = run("plan", "--private", one, "--preset", "demo", "--set", "image.fit=contain")
+    for done, field in ((built, "public"), (planned, "private")):
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1].startswith(f"rapid: --{field} {one}: has a single image")
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,8 @@ def spoil(case: str, photos: Path, path: Path) -> Path:
         (path / "7.png").write_bytes(png(np.zeros((32, 32), np.uint8)))
     elif case == "mixed sizes":
         (path / "7.png").write_bytes(png(np.zeros((31, 32, 3), np.uint8)))
+    elif case == "too large":
+        (path / "7.png").write_bytes(png(np.zeros((35, 32), np.uint8)))
     elif case == "palette":
         image = Image.fromarray(np.zeros((32, 32), np.uint8)).convert("P")
         shutil.rmtree(path)
@@ -123,13 +125,17 @@ def spoil(case: str, photos: Path, path: Path) -> Path:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("not there", "a table names a file that is not there; rerun with --show-paths"),
+        (
+            "not there",
+            "a table names a file that is not there; add the file, or remove its line; rerun with --show-paths",
+        ),
         ("no line", "an image has no line in a table of labels"),
         ("no label", "some images have no label"),
         ("no bytes", "a row has no bytes of an image"),
-        ("mixed channels", "several sizes or colour modes"),
-        ("mixed sizes", "several sizes or colour modes"),
-        ("palette", "several sizes or colour modes"),
+        ("mixed channels", "has colour images, and --base makes grey ones"),
+        ("mixed sizes", "has colour images, and --base makes grey ones"),
+        ("palette", "has colour images, and --base makes grey ones"),
+        ("too large", "images larger than 32x32 pixels do not fit, and image.fit=pad never scales"),
         ("two columns", "several columns that may be the labels; name the column of the labels by --label-column"),
         ("colour", "has colour images, and --base makes grey ones"),
     ],
@@ -145,6 +151,7 @@ def test_bad_private_sets(
     assert words in shown
     assert "anna" not in shown
     assert "7.png" not in shown
+    assert "35" not in shown.replace(str(tmp_path), "")
     assert not out.exists()
     assert not book.exists() or not book.read_text()
     assert not [entry for entry in tmp_path.iterdir() if entry.name.startswith((".", "tmp"))]
@@ -155,5 +162,6 @@ def test_bad_public_sets_name_the_file(tmp_path: Path, photos: Path, capfd: pyte
     out = tmp_path / "out"
     assert main(["build-kb", "--public", str(path), "--out", str(out), "--preset", "demo"]) == 2
     shown = capfd.readouterr().err
-    assert shown == f"rapid: --public {path}/metadata.csv: names a file that is not there: '7.png'\n"
+    problem = "names a file that is not there: '7.png'; add the file, or remove its line"
+    assert shown == f"rapid: --public {path}/metadata.csv: {problem}\n"
     assert not out.exists()

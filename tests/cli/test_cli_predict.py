@@ -72,7 +72,7 @@ def test_bad_input_is_told_in_one_line(
     cases = [
         ((classifier_bundle, digits, tmp_path / "p.txt"), "--out", "ends in .csv"),
         ((classifier_bundle, tmp_path / "none", out), "--data", "does not exist"),
-        ((classifier_bundle, large, out), "--data", "40x40 do not fit"),
+        ((classifier_bundle, large, out), "--data", "has images of 40x40; images larger than 32x32 pixels do not fit"),
         ((private_bundle, digits, out), "--model", "was made by rapid, which does not classify images"),
         ((tmp_path, digits, out), "--model", "is no bundle"),
     ]

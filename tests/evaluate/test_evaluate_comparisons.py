@@ -48,7 +48,7 @@ def test_the_floors_of_a_model(private_bundle: Path, digits: Path, letters: Path
     assert images.labels is not None
     made = save(tmp_path / "made.npz", replace(images, images=images.images[:40], labels=images.labels[:40]))
     model = open_generator(private_bundle, "cpu")
-    sets = load_sets(made, digits, digits, [letters], model.image_shape[0])
+    sets = load_sets(made, digits, digits, [letters], model.bundle.config.image)
     found = compared_sets(sets, model, CPU)
     assert {name: one.title for name, one in found.items()} == {
         "synthetic": "synthetic images",
@@ -64,7 +64,7 @@ def test_the_floors_of_a_model(private_bundle: Path, digits: Path, letters: Path
     # against the training images, the other real set is that of the test images
     assert compared_sets(sets, model, CPU, against_training=True)["real"].title == "real test images"
     # without training images the test images go through the autoencoder
-    alone = compared_sets(load_sets(made, digits, None, [], model.image_shape[0]), model, CPU)
+    alone = compared_sets(load_sets(made, digits, None, [], model.bundle.config.image), model, CPU)
     assert list(alone) == ["synthetic", "autoencoder"]
     assert alone["autoencoder"].title == "the same real test images through the autoencoder"
     # images of another size than the model's are not what its autoencoder is for

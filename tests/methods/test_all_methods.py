@@ -26,6 +26,7 @@ from rapid.bundle import Bundle
 from rapid.cli import main
 from rapid.config.sections import MethodSettings
 from rapid.data import load_images, sample_path
+from rapid.data.stored import image_digests
 from rapid.dp.ledger import Ledger
 from rapid.dp.spending import balances
 from rapid.methods import apply_overrides
@@ -213,7 +214,7 @@ def test_the_ledger_names_each_release(
         assert {one.name: sum(one.steps.values()) for one in entry.releases} == {
             release.name: release.spec.steps for release in budget.releases
         }
-    account = Ledger(case.ledger).account(load_images(digits, "private").images)
+    account = Ledger(case.ledger).account(image_digests(load_images(digits, "private").images))
     assert {entry.dataset for entry in entries} == {account}
     monkeypatch.setenv("RAPID_LEDGER", str(case.ledger))
     assert main(["ledger", "show", "--json", str(digits)]) == 0

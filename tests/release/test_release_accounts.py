@@ -15,6 +15,7 @@ import pytest
 from rapid.bundle import Bundle
 from rapid.data import load_images
 from rapid.data.classes import UNDECLARED_NOTE
+from rapid.data.stored import image_digests
 from rapid.dp.accounting import pld_epsilon, prv_epsilon
 from rapid.dp.events import dp_sgd_event, event_to_json, gaussian_event
 from rapid.dp.ledger import Ledger, Limit, Spent
@@ -124,7 +125,8 @@ class Book:
     def begin(self, name: str) -> None:
         self.path = self.folder / f"{name}.jsonl"
         self.ledger = Ledger(self.path)
-        self.dataset = self.ledger.account(self.images.images)
+        self.digests = image_digests(self.images.images)
+        self.dataset = self.ledger.account(self.digests)
 
     def charge(self, run: str, attempt: int, releases: list[Spent]) -> None:
         with self.ledger.transaction() as lines:
@@ -132,7 +134,7 @@ class Book:
                 lines.charge(kind, self.dataset, run, Limit(1, 1e-5), releases, attempt=attempt, checkpoints=[])
 
     def rules(self, policy: Policy) -> dict[str, str]:
-        account = read_account(self.path, self.images, self.statement)
+        account = read_account(self.path, self.digests, self.statement)
         return {one.name: one.outcome for one in ledger_rules(policy, account, self.statement.delta)}
 
 
@@ -147,7 +149,7 @@ def book(tmp_path: Path, private: Bundle) -> Book:
 
 
 def test_the_run_of_the_model_is_found(book: Book) -> None:
-    account = read_account(book.path, book.images, book.statement)
+    account = read_account(book.path, book.digests, book.statement)
     assert not isinstance(account, str)
     assert account.model_run == "own"
     assert (account.lines, len(account.runs)) == (4, 2)
@@ -167,7 +169,7 @@ def test_the_total_is_that_of_all_runs(book: Book) -> None:
     delta = book.statement.delta
     more = [gaussian_event(0.5), dp_sgd_event(0.8, 0.1, 50)]
     book.charge("second", 1, [Spent.of("a", more[0]), Spent.of("b", more[1])])
-    account = read_account(book.path, book.images, book.statement)
+    account = read_account(book.path, book.digests, book.statement)
     assert not isinstance(account, str)
     adaptive, fixed = account.together(LOOSE, delta)
     whole = [book.statement.tree, *more]
@@ -185,7 +187,7 @@ def test_the_total_is_that_of_all_runs(book: Book) -> None:
     assert record["runs"][2]["releases"][0] == {"name": "a", "event": event_to_json(more[0])}
     assert record["limit"] is None
     set_limit(book.ledger, book.dataset, Limit(3, 1e-6))
-    limited = read_account(book.path, book.images, book.statement)
+    limited = read_account(book.path, book.digests, book.statement)
     assert not isinstance(limited, str)
     assert limited.record(LOOSE, delta)["limit"] == {"epsilon": 3.0, "delta": 1e-6}
 
@@ -194,9 +196,9 @@ def test_what_is_not_known_never_passes(book: Book, tmp_path: Path) -> None:
     assert set(book.rules(Policy()).values()) == {"pass", "fail"}
     other = load_images_of(tmp_path)
     other.images[0, 0, 0] ^= 1
-    book.images = other
+    book.digests = image_digests(other.images)
     assert book.rules(LOOSE) == {"ledger": "pass", "ledger-run": "fail"}
-    for missing in (None, read_account(tmp_path / "none.jsonl", other, book.statement)):
+    for missing in (None, read_account(tmp_path / "none.jsonl", book.digests, book.statement)):
         found = ledger_rules(Policy(), missing, 1e-5)
         assert {one.outcome for one in found} == {"not measured"}
         assert all(one.stops for one in found)
@@ -212,7 +214,7 @@ def test_an_altered_ledger_fails(book: Book, harm: str) -> None:
         book.path.write_text("".join(book.path.read_text().splitlines(True)[:2]))
     else:
         shutil.move({"head": head, "key": key}[harm], book.path.parent / "away")
-    found = {one.name: one for one in ledger_rules(LOOSE, read_account(book.path, book.images, book.statement), 1e-5)}
+    found = {one.name: one for one in ledger_rules(LOOSE, read_account(book.path, book.digests, book.statement), 1e-5)}
     assert found["ledger"].outcome == "fail"
     assert found["ledger-run"].stops
     assert str(book.path.parent) not in found["ledger"].found

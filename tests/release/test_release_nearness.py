@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rapid.data import ImageSet
+from rapid.data.stored import image_digests
 from rapid.data.units import ONE_PERSON
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.ledger import Ledger, Limit
@@ -84,7 +85,9 @@ def counted(folder: Path, private: ImageSet, near: Nearness, book: Ledger, epsil
     folder.mkdir(exist_ok=True)
     facts = PublicFacts.of(private)
     spent = budget(near, facts, epsilon, 1e-5)
-    charge = Charge(book, book.account(private.images), RunFolder(folder).run_name(), Limit(epsilon, 1e-5))
+    charge = Charge(
+        book, book.account(image_digests(private.images)), RunFolder(folder).run_name(), Limit(epsilon, 1e-5)
+    )
     access = PrivateAccess(private, facts, spent, RunFolder(folder), device=CPU)
     with access.charged(charge):
         return release_count(access, near)
@@ -142,7 +145,7 @@ def test_it_is_charged_before_it_is_computed(tmp_path: Path, book: Ledger) -> No
 def test_a_recorded_count_costs_nothing_and_a_limit_is_kept(tmp_path: Path, book: Ledger) -> None:
     whole, near = ImageSet(images(30, 0), None, ()), Nearness(images(5, 1), 0, 100)
     first = counted(tmp_path / "one", whole, near, book, 0.5)
-    dataset = book.account(whole.images)
+    dataset = book.account(image_digests(whole.images))
     spent = balance(book.entries(), dataset).epsilon
     assert counted(tmp_path / "one", whole, near, book, 0.5) == first
     assert balance(book.entries(), dataset).epsilon == spent

@@ -19,6 +19,7 @@ from torch import Tensor
 from rapid.bundle import Bundle
 from rapid.bundle.card import privacy_in_words
 from rapid.data.private import PrivateImages
+from rapid.data.stored import image_digests
 from rapid.dp.accounting import prv_epsilon
 from rapid.dp.ledger import Ledger, Limit
 from rapid.dp.selection import Selection
@@ -199,7 +200,7 @@ def test_after_a_crash_everything_begins_anew(private: Path) -> None:
 def test_beyond_the_limit_nothing_begins(private: Path) -> None:
     book = Ledger(private.parent / "ledger.jsonl")
     images = np.load(private)["images"]
-    set_limit(book, book.account(images), Limit(1.0, DELTA))
+    set_limit(book, book.account(image_digests(images)), Limit(1.0, DELTA))
     referee = Referee()
     with pytest.raises(PrivacyRefused, match="the limit of this data set"):
         tune(private, referee)

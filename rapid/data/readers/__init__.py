@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rapid.data.classes import class_folders
 from rapid.data.readers.archive import read_archive
-from rapid.data.readers.folder import has_image, read_folder
+from rapid.data.readers.folder import UNREADABLE, has_image, read_folder
 from rapid.data.readers.metadata import has_metadata, read_metadata
 from rapid.data.readers.source import Records, Source
 from rapid.data.readers.table import has_tables, read_table
@@ -58,5 +58,5 @@ def find_reader(source: Source) -> Callable[[Source], Records]:
             if reader.fits(source.path):
                 return reader.read
     except OSError as error:
-        raise source.error("a sub-folder cannot be read", str(error)) from None
+        raise source.error(UNREADABLE, f"{UNREADABLE} ({error.strerror})", error.filename) from None
     raise InputError(source.field, f"is none of these: {FORMATS}", source.path)

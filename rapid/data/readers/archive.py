@@ -18,10 +18,13 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from rapid import mapped
+from rapid.data.canvas import Canvas
+from rapid.data.fit import TooLargeError, fit_pixels
 from rapid.data.origin import KEYWORD, Origin, origins_in
 from rapid.data.readers.columns import NONE
 from rapid.data.readers.labels import from_numbers
 from rapid.data.readers.source import Labels, Records, Source
+from rapid.data.stored import Stored, image_digests
 from rapid.data.units import numbered
 from rapid.errors import InputError
 
@@ -68,7 +71,15 @@ def read_archive(source: Source) -> Records:
     if 0 in images.shape:
         raise source.error("has no images")
     units = None if column is None else _units(small | {"images": images}, column, len(images))
-    return Records(images, _labels(small, wanted, len(images), source, column), units, origins=origins)
+    labels = _labels(small, wanted, len(images), source, column)
+    stored, target = Stored.alike(images), source.target
+    form = target.form(stored) if isinstance(target, Canvas) else target
+    digests = image_digests(images) if source.digests else None
+    try:
+        fitted = images if form is None else fit_pixels(images, form)
+    except TooLargeError as error:
+        raise source.error(str(error), f"has images of {stored.sizes}; {error}") from None
+    return Records(fitted, labels, units, stored.notes(form), origins, stored, digests)
 
 
 def _origins(archive: Mapping[str, NDArray[Any]]) -> tuple[Origin, ...]:

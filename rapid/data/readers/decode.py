@@ -1,30 +1,41 @@
-"""Decoding many images in parallel, in parts, into one array."""
+"""Decoding many images in parallel, in parts, into one array.
+
+Each image is brought to the form of the set as soon as it is decoded, by itself; the originals are not kept.
+"""
 
 from __future__ import annotations
 
 import io
 import os
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from rapid.config.sections import ImageSettings
+from rapid.data.canvas import Canvas
+from rapid.data.fit import TooLargeError, fit_pixels
 from rapid.data.origin import Origin
-from rapid.data.readers.form import CHANGES, Formed, TooDeepError, describe, to_form
-from rapid.data.readers.source import Source
+from rapid.data.readers.form import CHANGES, TooDeepError, describe, shape_of, to_form
+from rapid.data.readers.source import Records, Source
+from rapid.data.stored import DIGEST, Stored, digest_of
 from rapid.mapped import Growing
 from rapid.stopping import check_stop
 
 PART = 64
-"""Images that a thread decodes at a time."""
+"""Images that a thread decodes at a time, at most."""
+PART_BYTES = 8 << 20
+"""Bytes of encoded images in a part: photographs are large."""
 DAMAGED = "is not a readable image (damaged or truncated); repair or remove it"
 DEEPER = "has more than 16 bits a channel; convert it to 8 or 16 bits"
+CONVERT = "convert all images to one size and colour mode"
+
+Result = TypeVar("Result")
 
 
 class Encoded(NamedTuple):
@@ -35,59 +46,93 @@ class Encoded(NamedTuple):
     content: bytes | None = None
     """None: that of the file `name`."""
 
+    def open(self) -> Image.Image:
+        """The image, whose pixels are not read yet.
 
-class Decoded(NamedTuple):
-    """All images of a set."""
+        Raises:
+            Exception: of any kind, if it is damaged.
+        """
+        return Image.open(self.name if self.content is None else io.BytesIO(self.content))
 
-    images: NDArray[np.uint8]
-    """(N, H, W) or (N, H, W, 3); mapped from a scratch file if they are large."""
-    notes: tuple[str, ...]
-    """What was done to them, at most one sentence."""
+
+class _Read(NamedTuple):
+    """An image that was decoded."""
+
+    pixels: NDArray[np.uint8]
+    """In the form of the set."""
+    shape: tuple[int, ...]
+    """That it had: (H, W) or (H, W, 3)."""
+    changes: tuple[str, ...]
     origins: tuple[Origin, ...]
-    """The private models that made some of them."""
+    digest: bytes
+    """Empty if it was not asked for."""
 
 
 class _Unreadable(NamedTuple):
-    problem: str
+    general: str
+    """What is wrong, without saying which image."""
+    detail: str
 
 
-def decode(encoded: Iterable[Encoded], source: Source) -> Decoded:
-    """Decode images and bring them to the common form; all must then have one size and colour mode.
+def decode(encoded: Callable[[], Iterable[Encoded]], source: Source) -> Records:
+    """Decode images and bring them to the form that is asked for, or else to the common form of their files.
 
     Args:
-        encoded: at least one.
-        source: for messages.
+        encoded: the images, at least one; called twice if the form depends on their sizes.
+        source: the form, and how much messages tell.
+
+    Returns:
+        Records without labels and people.
 
     Raises:
-        InputError: no images, one that cannot be read, or several sizes or colour modes.
+        InputError: no images, one that cannot be read or does not fit, or without a form several sizes or colour modes.
         Stopped: a stop was requested.
     """
+    # registering all formats is not safe in several threads
+    Image.init()
+    form = _form_by_sizes(encoded(), source.target) if isinstance(source.target, Canvas) else source.target
+
+    def read(one: Encoded) -> _Read | _Unreadable:
+        return _decode_one(one, form, source.digests)
+
     counts: Counter[str] = Counter()
     origins: dict[Origin, None] = {}
-    shape: tuple[int, ...] | None = None
+    shapes: dict[tuple[int, ...], None] = {}
+    digests = bytearray()
     pixels = Growing()
     try:
-        for part, found in _decoded(encoded):
-            check_stop()
+        for part, found in _each(encoded(), read):
             for one, image in zip(part, found, strict=True):
                 if isinstance(image, _Unreadable):
-                    what = "an image" if image.problem == DEEPER else "a file"
-                    raise source.error(f"{what} {image.problem}", image.problem, one.name)
-                shape = shape or image.pixels.shape
-                if image.pixels.shape != shape:
-                    convert = "convert all images to one size and colour mode"
-                    name, is_now = Path(one.name).name, describe(image.pixels.shape)
-                    detail = f"{name} is {is_now}, expected {describe(shape)} like the first image; {convert}"
-                    raise source.error(f"the images have several sizes or colour modes; {convert}", detail)
+                    raise source.error(image.general, image.detail, one.name)
+                shapes[image.shape] = None
+                if form is None and len(shapes) > 1:
+                    name, is_now, first = Path(one.name).name, describe(image.shape), describe(next(iter(shapes)))
+                    detail = f"{name} is {is_now}, expected {first} like the first image; {CONVERT}"
+                    raise source.error(f"the images have several sizes or colour modes; {CONVERT}", detail)
                 counts.update(image.changes)
                 origins.update(dict.fromkeys(image.origins))
-            pixels.append(np.stack([image.pixels for image in found if isinstance(image, Formed)]))
-        if shape is None:
+                digests += image.digest
+            pixels.append(np.stack([image.pixels for image in found if isinstance(image, _Read)]))
+        if not shapes:
             raise source.error("has no images")
         images = pixels.finish()
     finally:
         pixels.close()
-    return Decoded(images, _notes(counts, len(images)), tuple(origins))
+    stored = Stored.of(shapes)
+    return Records(
+        images,
+        notes=(*_notes(counts, len(images)), *stored.notes(form)),
+        origins=tuple(origins),
+        stored=stored,
+        digests=np.frombuffer(bytes(digests), np.uint8).reshape(-1, DIGEST) if source.digests else None,
+    )
+
+
+def _form_by_sizes(encoded: Iterable[Encoded], canvas: Canvas) -> ImageSettings | None:
+    """The form by the sizes of all images, of which the headers are read; damaged ones are reported later."""
+    shapes = {shape for _, part in _each(encoded, _shape_of_one) for shape in part if shape is not None}
+    return canvas.form(Stored.of(shapes)) if shapes else None
 
 
 def _notes(counts: Counter[str], total: int) -> tuple[str, ...]:
@@ -95,37 +140,64 @@ def _notes(counts: Counter[str], total: int) -> tuple[str, ...]:
     return (f"of {total:,} images {'; '.join(said)}",) if said else ()
 
 
-def _decoded(encoded: Iterable[Encoded]) -> Iterator[tuple[list[Encoded], list[Formed | _Unreadable]]]:
-    """Parts of the images in their order, while others are being decoded."""
-    # registering all formats is not safe in several threads
-    Image.init()
+def _each(
+    encoded: Iterable[Encoded], function: Callable[[Encoded], Result]
+) -> Iterator[tuple[list[Encoded], list[Result]]]:
+    """Parts of the images in their order, with a function of each image, which is computed in threads."""
     workers = min(32, os.cpu_count() or 1)
-    waiting: deque[tuple[list[Encoded], Future[list[Formed | _Unreadable]]]] = deque()
-    left = iter(encoded)
+    waiting: deque[tuple[list[Encoded], Future[list[Result]]]] = deque()
+
+    def finished() -> tuple[list[Encoded], list[Result]]:
+        check_stop()
+        part, future = waiting.popleft()
+        return part, future.result()
+
     with ThreadPoolExecutor(workers, "decode") as pool:
         try:
-            while part := list(islice(left, PART)):
-                waiting.append((part, pool.submit(_decode_part, part)))
+            for part in _parts(encoded):
+                waiting.append((part, pool.submit(lambda own: [function(one) for one in own], part)))
                 if len(waiting) > 2 * workers:
-                    done, future = waiting.popleft()
-                    yield done, future.result()
-            for done, future in waiting:
-                yield done, future.result()
+                    yield finished()
+            while waiting:
+                yield finished()
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _decode_part(part: list[Encoded]) -> list[Formed | _Unreadable]:
-    return [_decode_one(one) for one in part]
+def _parts(encoded: Iterable[Encoded]) -> Iterator[list[Encoded]]:
+    part: list[Encoded] = []
+    size = 0
+    for one in encoded:
+        part.append(one)
+        size += len(one.content or b"")
+        if len(part) == PART or size >= PART_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
-def _decode_one(one: Encoded) -> Formed | _Unreadable:
+def _decode_one(one: Encoded, form: ImageSettings | None, hashed: bool) -> _Read | _Unreadable:
     try:
-        with Image.open(one.name if one.content is None else io.BytesIO(one.content)) as image:
-            return to_form(image)
+        with one.open() as image:
+            formed = to_form(image)
     except MemoryError:
         raise
     except TooDeepError:
-        return _Unreadable(DEEPER)
+        return _Unreadable(f"an image {DEEPER}", DEEPER)
     except Exception:  # decoders raise errors of all kinds for damaged files
-        return _Unreadable(DAMAGED)
+        return _Unreadable(f"a file {DAMAGED}", DAMAGED)
+    pixels = formed.pixels
+    try:
+        fitted = pixels if form is None else fit_pixels(pixels[None], form)[0]
+    except TooLargeError as error:
+        return _Unreadable(str(error), f"is {describe(pixels.shape)}; {error}")
+    return _Read(fitted, pixels.shape, formed.changes, formed.origins, digest_of(pixels) if hashed else b"")
+
+
+def _shape_of_one(one: Encoded) -> tuple[int, ...] | None:
+    try:
+        with one.open() as image:
+            return shape_of(image)
+    except Exception:  # as above
+        return None

@@ -19,7 +19,14 @@ from rapid.errors import InputError
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
 """Names of sub-folders that are parts of a set, if the folders in them are the classes."""
+TABLES = (".csv", ".tsv", ".jsonl")
+"""Suffixes of tables of labels."""
 NAME = "the name of a sub-folder"
+UNUSED = (
+    "lies beside the images and is not read: call it labels.csv (.tsv, .jsonl) or give its path; if it has no labels, "
+    "move it elsewhere or add --label-column none"
+)
+UNREADABLE = "a sub-folder cannot be read; give yourself the right to read it"
 Group = tuple[int, str, Sequence[str]]
 """Number of the class, name of the person or "", and paths of images."""
 
@@ -39,17 +46,25 @@ def read_folder(source: Source) -> Records:
     try:
         names, groups = _classes(source) if source.people is None else _people(source)
     except OSError as error:
-        raise source.error("a sub-folder cannot be read", str(error)) from None
+        raise source.error(UNREADABLE, f"{UNREADABLE} ({error.strerror})", error.filename) from None
     files = [file for _, _, group in groups for file in group]
     if not files:
         raise source.error(f"has no images ({', '.join(SUFFIXES)})")
+    if not names and source.label_column is None:
+        _check_no_table(source)
     sizes = [len(group) for _, _, group in groups]
     labels: Labels | None = None
     if names:
         labels = from_numbers(np.repeat([number for number, _, _ in groups], sizes), names, source, NAME)
     units = None if source.people is None else numbered(who for _, who, group in groups for _ in group)
-    images, notes, origins = decode((Encoded(file) for file in files), source)
-    return Records(images, labels, units, notes, origins)
+    return decode(lambda: map(Encoded, files), source)._replace(labels=labels, units=units)
+
+
+def _check_no_table(source: Source) -> None:
+    """Raise if a table lies beside unlabelled images: it may have their labels, which would be lost without a word."""
+    found = sorted(file.name for file in source.path.iterdir() if file.suffix.lower() in TABLES and file.name[0] != ".")
+    if found:
+        raise source.error(f"a table {UNUSED}", f"'{found[0]}' {UNUSED}")
 
 
 def folder_files(source: Source) -> list[str]:

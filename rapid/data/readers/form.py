@@ -42,6 +42,8 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 """What makes an image upright, by the value of the tag."""
+SIDEWAYS = (5, 6, 7, 8)
+"""Values of the tag that exchange width and height."""
 GREY = ("1", "L", "LA", "La")
 """Modes without colour."""
 SIXTEEN = ("PNG", "PPM")
@@ -96,6 +98,20 @@ def to_form(image: Image.Image) -> Formed:
         image = _on_black(image.convert("LA" if image.mode in GREY else "RGBA"))
     pixels = np.asarray(image.convert("L" if image.mode in GREY else "RGB"), np.uint8)
     return Formed(pixels, tuple(changes), origins)
+
+
+def shape_of(image: Image.Image) -> tuple[int, ...]:
+    """The shape that an image, as it was opened, has in the common form: (H, W) or (H, W, 3). Its pixels are not read.
+
+    Raises:
+        Exception: of any kind, if it is damaged.
+    """
+    width, height = image.size
+    # of a TIFF the size is that of the upright image; a PNG would be decoded to look for a tag behind its pixels
+    if "exif" in image.info and _orientation(image) in SIDEWAYS:
+        width, height = height, width
+    grey = image.mode in GREY or image.mode.startswith("I")
+    return (height, width) if grey else (height, width, 3)
 
 
 def describe(shape: tuple[int, ...]) -> str:

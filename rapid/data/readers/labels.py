@@ -14,8 +14,8 @@ from rapid.errors import InputError
 
 MOST = 65_536
 """Largest number of classes that labels without names may have."""
-NO_LABEL = "some images have no label; label all of them, or none"
-KINDS = "labels must be whole numbers or names, all of one kind"
+NO_LABEL = "some images have no label; label all of them, or read none of the labels by --label-column none"
+KINDS = "labels must be whole numbers or names, all of one kind; name another column by --label-column, or correct them"
 
 
 def from_numbers(
@@ -34,15 +34,16 @@ def from_numbers(
         InputError: a number without a class, a name twice, or a name that is not declared.
     """
     if numbers.min() < 0:
-        raise source.error(f"'{called}' must be at least 0")
+        raise source.error(f"'{called}' must be at least 0; number the classes from 0")
     classes, largest = source.classes, int(numbers.max())
     if names is None and classes is None and largest >= MOST:
         raise source.error(f"'{called}' has numbers of {MOST:,} and more; declare the classes by --classes")
     own = names if names is not None else classes or tuple(map(str, range(largest + 1)))
     if len(set(own)) < len(own):
-        raise source.error("'classes' has a name twice")
+        raise source.error("'classes' has a name twice; give each class a name of its own")
     if largest >= len(own):
-        raise source.error(f"'{called}' must lie in 0..{len(own) - 1}: there are {len(own)} classes")
+        problem = f"'{called}' must lie in 0..{len(own) - 1}: there are {len(own)} classes"
+        raise source.error(f"{problem}; correct the labels, or name all classes")
     if classes is not None:
         return Labels(numbers_of(own, classes, what, source)[numbers], classes, declared=True)
     return Labels(numbers, own, declared=names is not None)
@@ -97,7 +98,8 @@ def numbers_of(names: Sequence[str], classes: Sequence[str], what: str, source: 
     """
     numbers = {name: number for number, name in enumerate(classes)}
     if others := [name for name in names if name not in numbers]:
-        raise source.error(f"{what} is not among --classes", f"{what} is not among --classes: '{others[0]}'")
+        problem, add = f"{what} is not among --classes", "add it there, or correct it"
+        raise source.error(f"{problem}; {add}", f"{problem}: '{others[0]}'; {add}")
     return np.array([numbers[name] for name in names], np.int64)
 
 
@@ -118,7 +120,7 @@ def people_of(values: Sequence[Any], column: str) -> NDArray[np.int64]:
     if kinds == {int}:
         return np.unique(np.array(values, object), return_inverse=True)[1].reshape(-1).astype(np.int64)
     if kinds != {str}:
-        raise InputError("unit_column", "must hold strings or integers", column)
+        raise InputError("unit_column", "must hold strings or integers, all of one kind", column)
     return numbered(value.strip() for value in values)
 
 

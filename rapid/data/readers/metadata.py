@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,14 +18,19 @@ from rapid.data.classes import class_folders
 from rapid.data.readers.columns import LABELS, check_people, file_column, label_column
 from rapid.data.readers.decode import Encoded, decode
 from rapid.data.readers.folder import SPLITS, has_image, is_image, read_folder
+from rapid.data.readers.folder import TABLES as SUFFIXES
 from rapid.data.readers.labels import from_values, people_of
 from rapid.data.readers.source import Records, Source
 
-SUFFIXES = (".csv", ".tsv", ".jsonl")
 TABLES = ("metadata.csv", "metadata.jsonl", "labels.csv", "labels.tsv", "labels.jsonl")
 """Names of tables that are looked for in a folder."""
 UNREADABLE = "cannot be read; write a CSV with a header line, or a JSON object a line"
 MISSING = "names a file that is not there"
+ADD = "add the file, or remove its line"
+
+TWICE = "names a file twice"
+REMOVE = "remove one of its lines"
+NAMELESS = "has no file name; fill it in, or remove the line"
 
 
 class _Table(NamedTuple):
@@ -59,7 +65,8 @@ def read_metadata(source: Source) -> Records:
         if source.path.is_dir():
             _check_all_named(files, source)
     except OSError as error:
-        raise source.error("a file or folder cannot be read", str(error)) from None
+        problem = "a file or folder cannot be read; give yourself the right to read it"
+        raise source.error(problem, f"{problem} ({error.strerror})", error.filename) from None
     if not files:
         raise source.error("has no images")
     rows = [row for table in tables for row in table.rows]
@@ -68,10 +75,11 @@ def read_metadata(source: Source) -> Records:
         typed = all(table.path.suffix == ".jsonl" for table in tables)
         labels = from_values([row.get(label) for row in rows], None, source, typed=typed)
     units = None if people is None else people_of([row.get(people) for row in rows], people)
-    images, notes, origins = decode((Encoded(file) for file in files), source)
+    found = decode(lambda: map(Encoded, files), source)
     if len(tables) > 1:
-        notes = (*notes, f"read from {', '.join(str(table.path.relative_to(source.path)) for table in tables)}")
-    return Records(images, labels, units, notes, origins)
+        read = f"read from {', '.join(str(table.path.relative_to(source.path)) for table in tables)}"
+        found = found._replace(notes=(*found.notes, read))
+    return found._replace(labels=labels, units=units)
 
 
 def _labelled_by_folders(columns: Sequence[str], source: Source) -> bool:
@@ -121,12 +129,12 @@ def _files(table: _Table, column: str, source: Source) -> list[str]:
     """Paths of the images that a table names, in its order."""
     names = [row.get(column) for row in table.rows]
     if not all(isinstance(name, str) and name.strip() for name in names):
-        raise source.error("a line of a table has no file name", "a line has no file name", table.path)
+        raise source.error(f"a line of a table {NAMELESS}", f"a line {NAMELESS}", table.path)
     clean = [os.path.normpath(str(name).strip()) for name in names]
     for name in clean:
         if name.startswith((os.sep, "..")):
-            outside = "names a file outside of its folder"
-            raise source.error(f"a table {outside}", f"{outside}: '{name}'", table.path)
+            outside, move = "names a file outside of its folder", "move the table above all its images"
+            raise source.error(f"a table {outside}; {move}", f"{outside}: '{name}'; {move}", table.path)
     places = [table.path.parent]
     if source.path.is_file():
         places += [table.path.with_suffix(""), table.path.parent / "images"]
@@ -134,10 +142,12 @@ def _files(table: _Table, column: str, source: Source) -> list[str]:
     for place in reversed(places):
         there |= _listed(place, clean)
     if gone := [name for name in clean if name not in there]:
-        raise source.error(f"a table {MISSING}", f"{MISSING}: '{gone[0]}'", table.path)
-    if len(set(files := [there[name] for name in clean])) < len(files):
-        twice = "names a file twice"
-        raise source.error(f"a table {twice}", twice, table.path)
+        raise source.error(f"a table {MISSING}; {ADD}", f"{MISSING}: '{gone[0]}'; {ADD}", table.path)
+    files = [there[name] for name in clean]
+    if len(set(files)) < len(files):
+        counts = Counter(files)
+        second = next(name for name, file in zip(clean, files, strict=True) if counts[file] > 1)
+        raise source.error(f"a table {TWICE}; {REMOVE}", f"{TWICE}: '{second}'; {REMOVE}", table.path)
     return files
 
 

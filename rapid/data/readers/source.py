@@ -9,7 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid.data.canvas import Target
 from rapid.data.origin import Origin
+from rapid.data.stored import Stored
 from rapid.data.units import PeopleFrom
 from rapid.errors import InputError
 
@@ -38,6 +40,10 @@ class Records(NamedTuple):
     """See `ImageSet`."""
     origins: tuple[Origin, ...] = ()
     """See `ImageSet`."""
+    stored: Stored | None = None
+    """See `ImageSet`."""
+    digests: NDArray[np.uint8] | None = None
+    """See `ImageSet`."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,8 @@ class Source:
         classes: declared class names; None: those of the set.
         people: where the set says whose image each is; None: each image is a unit.
         label_column: column of the labels, "none" for unlabelled images; None: found by its name.
+        target: the form that images get.
+        digests: whether the images are hashed as they are stored.
     """
 
     path: Path
@@ -59,6 +67,8 @@ class Source:
     classes: tuple[str, ...] | None = None
     people: PeopleFrom | None = None
     label_column: str | None = None
+    target: Target = None
+    digests: bool = False
 
     def error(self, general: str, detail: str | None = None, file: Path | str | None = None) -> InputError:
         """The error about the content.

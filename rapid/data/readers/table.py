@@ -24,6 +24,8 @@ IMAGES = ("image", "img", "images", "png", "jpg")
 """Names of the column of images, where several columns could be it."""
 ROWS = 256
 """Rows that are read at a time."""
+IMAGE_ROWS = 32
+"""The same where images are read: photographs are large."""
 BUFFER = 1 << 20
 """Bytes that are read at a time from a column."""
 DAMAGED = "is damaged or not a Parquet file"
@@ -64,7 +66,7 @@ def read_table(source: Source) -> Records:
     def encoded() -> Iterator[Encoded]:
         for path in paths:
             row = 0
-            for batch in _batches(parquet, path, [column], source):
+            for batch in _batches(parquet, path, [column], source, IMAGE_ROWS):
                 for value in batch.column(column).to_pylist():
                     content = value.get("bytes") if isinstance(value, dict) else value
                     if content is None:
@@ -73,10 +75,10 @@ def read_table(source: Source) -> Records:
                     yield Encoded(f"{path} row {row}", content)
                     row += 1
 
-    images, notes, origins = decode(encoded(), source)
+    found = decode(encoded, source)
     if len(paths) > 1:
-        notes = (*notes, f"read from {len(paths)} Parquet files")
-    return Records(images, labels, units, notes, origins)
+        found = found._replace(notes=(*found.notes, f"read from {len(paths)} Parquet files"))
+    return found._replace(labels=labels, units=units)
 
 
 def _pyarrow(source: Source) -> ModuleType:
@@ -101,11 +103,11 @@ def _opened(parquet: ModuleType, path: Path, source: Source) -> Any:
         raise source.error(f"a file {DAMAGED}", DAMAGED, path) from None
 
 
-def _batches(parquet: ModuleType, path: Path, columns: list[str], source: Source) -> Iterator[Any]:
+def _batches(parquet: ModuleType, path: Path, columns: list[str], source: Source, rows: int = ROWS) -> Iterator[Any]:
     """The rows of some columns, in parts."""
     if not columns:
         return
-    batches = _opened(parquet, path, source).iter_batches(batch_size=ROWS, columns=columns, use_threads=False)
+    batches = _opened(parquet, path, source).iter_batches(batch_size=rows, columns=columns, use_threads=False)
     while True:
         try:
             batch = next(batches, None)

@@ -43,6 +43,8 @@ def read_tar(source: Source) -> Records:
     kept = {LABEL, *LABELS, source.label_column, people_column(source)}
 
     def encoded() -> Iterator[Encoded]:
+        # a second pass finds the same
+        fields.clear()
         for path in paths:
             for key, images, found in _samples(path, source):
                 if len(images) != 1:
@@ -53,7 +55,7 @@ def read_tar(source: Source) -> Records:
                 fields.append({name: value for name, value in found.items() if name in kept})
                 yield Encoded(f"{path} {key}", images[0])
 
-    images, notes, origins = decode(encoded(), source)
+    records = decode(encoded, source)
     people = check_people(columns, source)
     others = [name for name in columns if name != "txt"]
     label = LABEL if source.label_column is None and LABEL in others else label_column(others, source)
@@ -63,8 +65,8 @@ def read_tar(source: Source) -> Records:
     if people is not None:
         units = people_of([found.get(people) for found in fields], people)
     if len(paths) > 1:
-        notes = (*notes, f"read from {len(paths)} tars")
-    return Records(images, labels, units, notes, origins)
+        records = records._replace(notes=(*records.notes, f"read from {len(paths)} tars"))
+    return records._replace(labels=labels, units=units)
 
 
 def _is_tar(path: Path) -> bool:

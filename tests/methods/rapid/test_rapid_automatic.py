@@ -44,20 +44,19 @@ def chosen(images: NDArray[np.uint8], minutes: float = 0.01, labelled: bool = Tr
 def test_letters_and_photographs_get_what_suits_them() -> None:
     _, writing = chosen(load_images(sample_path("letters"), "-").images)
     _, photos = chosen(photographs(600))
-    assert (writing.image.size, writing.image.channels, writing.image.fit) == (32, 1, "pad")
-    assert (photos.image.size, photos.image.channels, photos.image.fit) == (32, 3, "pad")
+    assert (writing.image.size, writing.image.channels, writing.image.fit) == (32, 1, "contain")
+    assert (photos.image.size, photos.image.channels, photos.image.fit) == (32, 3, "contain")
     assert (writing.encoder.augment.flip, writing.encoder.augment.border) == (False, "black")
     assert (photos.encoder.augment.flip, photos.encoder.augment.border) == (True, "reflect")
     assert writing.latent_size == photos.latent_size == 8
     assert writing.probe.enabled
 
 
-@pytest.mark.parametrize(
-    ("shape", "size", "fit"), [((20, 28), 32, "pad"), ((100, 80), 64, "resize"), ((8, 8), 16, "pad")]
-)
-def test_sizes(shape: tuple[int, int], size: int, fit: str) -> None:
+@pytest.mark.parametrize(("shape", "size"), [((20, 28), 32), ((100, 80), 64), ((8, 8), 16)])
+def test_sizes(shape: tuple[int, int], size: int) -> None:
     _, found = chosen(photographs(200, *shape), labelled=False)
-    assert (found.image.size, found.image.fit) == (size, fit)
+    # private images may be larger than the public ones
+    assert (found.image.size, found.image.fit) == (size, "contain")
     assert not found.probe.enabled
 
 

@@ -1,0 +1,32 @@
+"""The form of a set whose images decide it themselves, such as public ones before settings are chosen by them."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from rapid.config.sections import ImageSettings
+from rapid.data.stored import Stored
+
+LARGEST_SIDE = 64
+"""Pixels a side to which larger images are reduced where no settings say it."""
+
+
+class Canvas(NamedTuple):
+    """A common form for images of any size. For private images only where nothing is made of their pixels."""
+
+    side: int = LARGEST_SIDE
+    """Images of several sizes are fitted into a square of this side; a smaller one if all of them are smaller."""
+    kept: int | None = LARGEST_SIDE
+    """Images that all have one size stay as they are up to this longest side; None: at any size."""
+    fit: Literal["pad", "resize", "contain"] = "contain"
+
+    def form(self, found: Stored) -> ImageSettings | None:
+        """The form of these images; None: they stay as they are."""
+        if not found.mixed and (self.kept is None or found.side <= self.kept):
+            return None
+        size = max(4, min(self.side, found.side))
+        return ImageSettings(size=size, channels=found.channels, fit=self.fit)
+
+
+Target = ImageSettings | Canvas | None
+"""The form that images get when they are read; None: they stay as they are, and must be alike."""
