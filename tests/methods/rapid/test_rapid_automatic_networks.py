@@ -16,7 +16,8 @@ CPU = torch.device("cpu")
 
 def small(labelled: bool = True, retrieves: bool = True) -> Tree:
     """Settings of 16x16 grey images with latents of 4x4x4."""
-    tree: Tree = {} if retrieves else {"retrieval": {"enabled": False}}
+    without = {"private": {"objective": "late"}, "generation": {"retrieval": "none"}, "retrieval": {"enabled": False}}
+    tree: Tree = {} if retrieves else without
     return tree | {
         "method": "rapid",
         "image": {"size": 16, "channels": 1},
