@@ -71,16 +71,17 @@ def train_private(
     select_trainable(network, own.trainable)
     optimizer = build_optimizer(network, own)
     trainer = Trainer(network, optimizer, noisy_schedule(optimizer, own.steps), ema_decay=own.ema_decay)
+    public = None
     if own.public_share > 0:
         assert base is not None
-        images = base.component(IMAGES, LabelledImages)
-        PublicGradient(images, network, settings).mix_into(optimizer, lambda: trainer.steps_done)
+        public = PublicGradient(base.component(IMAGES, LabelledImages), network, settings)
     access.train(
         CLASSIFIER,
         trainer,
         ViewLosses(settings, network, access.draws),
         [access.images, access.labels],
         execution=Execution.of(own),
+        before_update=None if public is None else lambda: public.mix_in(trainer.steps_done),
     )
     network.requires_grad_(True)
     return {CLASSIFIER: network.eval()}
