@@ -30,7 +30,7 @@ from rapid.errors import InputError
 from rapid.files import write_json
 from rapid.runtime import choose_device, keep_freed_memory
 
-PACKAGES = ("torch", "numpy", "diffusers", "faiss-cpu", "faiss-gpu-cu12", "faiss-gpu-cuvs", "cryptography", "opacus")
+PACKAGES = ("torch", "numpy", "diffusers", "faiss-cpu", "faiss-gpu", "cryptography", "opacus")
 MINUTES = 10.0
 """No check begins later."""
 MARKS = {"PASS": "PASS", "FAIL": "FAIL", "SKIP": "skip"}

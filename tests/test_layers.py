@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +120,19 @@ def test_the_server_knows_only_sampling_and_bundles() -> None:
         extra = {name for name in used if not name.startswith(SERVER_MAY)}
         allowed = {"rapid.methods", "rapid.methods.open_model"} if module == "rapid_server.run" else set()
         assert extra <= allowed | {"rapid.__version__"}
+
+
+def test_maps_of_packages_have_all_their_modules() -> None:
+    """A docstring of a package that lists its files, as rapid.dp does."""
+    checked = 0
+    for file in (found for folder in ("rapid", "index", "server") for found in (ROOT / folder).rglob("__init__.py")):
+        words = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        listed = set(re.findall(r"(?<![\w.])\w+\.py\b", words))
+        if len(listed) < 2:
+            continue
+        assert listed == {other.name for other in file.parent.glob("*.py")} - {"__init__.py"}, file
+        checked += 1
+    assert checked >= 10
 
 
 def test_no_base_name_stands_three_times() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import pkgutil
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -16,6 +17,15 @@ from rapid.errors import InputError, LostRank, RapidError, Stopped
 
 SHARED = ("build-kb", "generate", "train-private")
 """Commands that several processes can share."""
+OUT_OF_MEMORY = re.compile(r"out of memory|(can't allocate|cannot allocate|not enough) memory|ALLOC_FAILED")
+"""What torch, its allocator on CPUs and the libraries of CUDA say."""
+LESS_MEMORY = {
+    "train-private": "--set private.physical_batch=N, smaller than now, or auto, which measures what fits",
+    "build-kb": "a smaller batch_size of the network that was trained, with --set, or a smaller network",
+    "generate": "--set generation.batch_size=N, smaller than now",
+    "serve": "--batch N, smaller than now",
+}
+"""What takes less memory, by command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     except (Exception, KeyboardInterrupt) as error:
         stopped = isinstance(error, KeyboardInterrupt | Stopped) or (interruption is not None and interruption.happened)
         if not stopped and isinstance(error, Exception):
-            return _report(error, resumes="resume" in options)
+            return _report(error, options)
         hint = "; rerun the command with --resume to continue" if "resume" in options else ""
         print(f"{_name()}: stopped{hint}", file=sys.stderr)
         return Stopped.exit_code
@@ -76,8 +86,9 @@ def flag(field: str) -> str:
     return f"--set {field}" if "." in field else f"--{field.replace('_', '-')}"
 
 
-def _report(error: Exception, *, resumes: bool) -> int:
+def _report(error: Exception, options: argparse.Namespace) -> int:
     """Print an expected error in one line and return its exit code; raises any other one."""
+    resumes = "resume" in options
     if isinstance(error, RapidError):
         if not error.reported:
             message = str(error)
@@ -94,6 +105,11 @@ def _report(error: Exception, *, resumes: bool) -> int:
     if isinstance(error, OSError):
         print(f"{_name()}: {error}", file=sys.stderr)
         return 1
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))):
+        # without the sizes, which depend on what is private
+        fix = LESS_MEMORY.get(options.command, "smaller batches, fewer images or a smaller network")
+        print(f"{_name()}: out of memory; use {fix}", file=sys.stderr)
+        return RapidError.exit_code
     raise error
 
 

@@ -1,16 +1,21 @@
 """Differential privacy; knows no method.
 
-access.py       the one door to private images          mechanism.py    DP-SGD of any module and loss
-rows.py         rows of private examples
-releases.py     what may be released                    gradients/      per-example gradients, a rule a layer type
-budget.py       releases with their noise               queries.py      noisy counts, means and histograms
-events.py       releases as dp_accounting events        randomness.py   where random bits come from
-noise.py        noise on a public grid                  cipher.py       ChaCha20 on any device
-accounting.py   epsilon by three accountants            physical.py     what fits into memory
-padding.py      batches of one size
-ledger.py       what was spent on which data set        spending.py     limits and charges
-statement.py    privacy.json                            overlap.py      private images among the public ones
-audit/          does a step do what is claimed?         proposal.py     plans side by side
+access.py              the one door to private images    mechanism.py      DP-SGD of any module and loss
+rows.py                rows of private examples          units.py          rows of an image or a person
+releases.py            what may be released              gradients/        per-example gradients, a rule a layer type
+training_spec.py       the spec of a DP-SGD training     queries.py        noisy counts, means and histograms
+budget.py              releases with their noise         randomness.py     where random bits come from
+events.py              releases as dp_accounting events  cipher.py         ChaCha20 on any device
+accounting.py          epsilon by three accountants      noise.py          noise on a public grid
+renyi.py               epsilon of any tree of events     correlation.py    noise correlated over steps
+execution.py           how a training runs               padding.py        batches of one size
+physical.py            what fits into memory             release_checkpoint.py  the state of a release
+ledger.py              what was spent on which data set  spending.py       limits and charges
+attempts.py            charges for each start of a run   whole.py          charges for a release in one piece
+filter.py              limits if plans follow results    statement.py      privacy.json
+trials.py              the best of a number of trials    selection.py      budgets of a choice of settings
+overlap.py             private images among public ones  proposal.py       plans side by side
+audit/                 does a step do what is claimed?
 """
 
 from rapid.dp.access import PrivateAccess, PublicFacts

@@ -20,7 +20,7 @@ from rapid.dp.renyi import renyi_accountant_name
 from rapid.dp.selection import SCORE, Selection
 from rapid.rounding import up_to_places
 
-PACKAGES = ("torch", "opacus", "diffusers", "faiss-cpu", "faiss-gpu-cu12", "numpy", "cryptography", "dp-accounting")
+PACKAGES = ("torch", "opacus", "diffusers", "faiss-cpu", "faiss-gpu", "numpy", "cryptography", "dp-accounting")
 
 
 def privacy_statement(budget: Budget, *, method: str, noise_source: str) -> dict[str, Any]:

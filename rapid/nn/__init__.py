@@ -1,4 +1,4 @@
-"""The networks: autoencoder, denoiser, trajectory encoder. Each can build, save and load itself."""
+"""The networks: autoencoder, denoisers, trajectory encoder, GAN, wide ResNet. Each can build, save and load itself."""
 
 from rapid.nn.autoencoder import Autoencoder
 from rapid.nn.denoiser import Denoiser

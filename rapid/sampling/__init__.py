@@ -8,4 +8,5 @@ streams.py              noise streams by seed and number
 linear_trajectories.py  Trajectories of linear samplers, rows at different calls in one batch
 without_probe.py        what samplers without probe and knowledge base have in common
 one_call.py             Trajectories of models with one network call per image
+classifier.py           the protocol of classifiers
 """

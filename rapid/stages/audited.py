@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rapid.config.sections import MethodSettings
+from rapid.config.sections import DpSgdSettings, MethodSettings
 from rapid.data import ImageSet, load_images
 from rapid.data.private import PrivateImages
 from rapid.dp.attempts import counted, steps_of
@@ -154,7 +154,7 @@ def audit_stage(
         access: anything but the default is for tests of the audit itself.
 
     Raises:
-        InputError: an argument out of range, or settings that do not fit the base or so few images.
+        InputError: an argument out of range, correlated noise, or settings that do not fit the base or so few images.
         PrivacyRefused: the method refuses to go on.
         RapidError: a training's losses have draws that cannot be made again.
         Stopped: a stop was requested.
@@ -163,6 +163,9 @@ def audit_stage(
         raise InputError("canaries", f"must be at least {least}", canaries)
     if not 0 < confidence < 1:
         raise InputError("confidence", "must lie in (0, 1)", confidence)
+    if isinstance(own := settings.private, DpSgdSettings) and own.noise_band > 1:
+        problem = "must be 1 with --end-to-end, which tests independent noise; without it rapid audit tests the band"
+        raise InputError("private.noise_band", problem, own.noise_band)
     begin = time.monotonic()
     chosen = _canaries(images, canaries, settings)
     coins: NDArray[np.bool_] = (Randomness().uniform(canaries) <= 0.5).numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from rapid.methods.base import Method
 from rapid.ranks import Ranks
 from rapid.rounding import as_typed, rounded_down
 from rapid.stages.automatic import PrivateChoice
+from rapid.tones.release import warn_if_hidden
 from rapid.training import RunFolder
 
 Json = dict[str, Any]
@@ -181,7 +182,7 @@ def _prepare(
         # computed now: if it fails, no steps are spent for a statement that cannot be made
         _ = budget.spent_group
         if ledger is not None:
-            warn_of(images, facts, budget.delta)
+            warn_of(images, facts, [budget])
     return Prepared(method, settings, public, images, facts, account, assignment, budget, asked)
 
 
@@ -252,8 +253,15 @@ def public_request(images: ImageSet, facts: PublicFacts, base: Bundle | None, ep
     return asked | ({"unit": facts.unit} if images.units is not None else {})
 
 
-def warn_of(images: ImageSet, facts: PublicFacts, delta: float) -> None:
-    """Warn of a delta that promises little, and of classes that the labels decide."""
+def warn_of(images: ImageSet, facts: PublicFacts, budgets: Sequence[Budget]) -> None:
+    """Warn of a delta that promises little, of classes that the labels decide, and of tones that noise would hide.
+
+    Args:
+        images: of all ranks.
+        facts: about them.
+        budgets: of the run, or of all candidates; at the same delta.
+    """
+    delta = budgets[0].delta
     if delta > 1 / facts.dataset_size:
         warnings.warn(
             f"--delta {as_typed(delta)} is more than 1/N = {rounded_down(1 / facts.dataset_size, 2)}: publishing "
@@ -262,6 +270,8 @@ def warn_of(images: ImageSet, facts: PublicFacts, delta: float) -> None:
         )
     if not images.declared:
         warnings.warn(UNDECLARED, stacklevel=3)
+    for budget in budgets:
+        warn_if_hidden(budget, facts)
 
 
 def _chooser(

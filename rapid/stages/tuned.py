@@ -239,7 +239,7 @@ def _prepare(
     selection = _earlier_selection(out, asked)
     if selection is None:
         selection = calibrate_selection(specs, epsilon=epsilon, delta=spent_at, trials=trials, unit=facts.unit)
-        warn_of(images, facts, spent_at)
+        warn_of(images, facts, [one.budget for one in selection.candidates])
     runs = {
         one.name: Prepared(
             opened[one.name][0], candidates[one.name], opened[one.name][1], images, facts, account, assignment,

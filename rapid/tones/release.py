@@ -6,6 +6,8 @@ Formal guarantee: one `mean` release of `access`. All else here is post-processi
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,7 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rapid.config.sections import TonesSettings
-from rapid.dp.access import PrivateAccess
+from rapid.data.units import plural
+from rapid.dp.access import PrivateAccess, PublicFacts
+from rapid.dp.budget import Budget
 from rapid.dp.releases import QuerySpec
 from rapid.tones.curve import LEVELS, NAME
 
@@ -31,6 +35,29 @@ def tones_specs(settings: TonesSettings, dataset_size: int) -> list[QuerySpec]:
     return [
         QuerySpec(name=NAME, kind="mean", title=title, share=settings.share, sensitivity=1.0, dataset_size=dataset_size)
     ]
+
+
+def is_hidden(noise_multiplier: float, dataset_size: int, image_shape: Sequence[int]) -> bool:
+    """Whether the noise hides the tones, so that images are left as they are; by public numbers alone.
+
+    Args:
+        noise_multiplier: of the release.
+        dataset_size: N.
+        image_shape: (H, W) or (H, W, 3).
+    """
+    channels = image_shape[2] if len(image_shape) == 3 else 1
+    return math.sqrt(channels) * noise_multiplier / dataset_size > LARGEST_NOISE
+
+
+def warn_if_hidden(budget: Budget, facts: PublicFacts) -> None:
+    """Warn, before anything is spent, of a release of tones that would be of no use."""
+    for release in budget.releases:
+        if release.name == NAME and is_hidden(release.noise_multiplier, facts.dataset_size, facts.image_shape):
+            warnings.warn(
+                f"private.tones.share={release.spec.share} would be spent for nothing: at epsilon {budget.epsilon:.3g} "
+                f"noise hides the tones of {facts.dataset_size:,} {plural(facts.unit)}; set it to 0, or make it larger",
+                stacklevel=4,
+            )
 
 
 def bins_of_levels() -> NDArray[np.int64]:
@@ -65,12 +92,12 @@ def release_tones(access: PrivateAccess, channels: int) -> NDArray[np.float64] |
         channels: of the images.
 
     Returns:
-        None if there is too much noise.
+        None if noise hides them.
     """
-    shares = access.mean(NAME, image_row, access.images).numpy().reshape(channels, INNER + 2)
-    noise = access.budget.release(NAME).noise_stddev / access.facts.dataset_size
-    scale = math.sqrt(channels)
-    return None if scale * noise > LARGEST_NOISE else np.stack([nearest_distribution(row) for row in scale * shares])
+    shares = math.sqrt(channels) * access.mean(NAME, image_row, access.images).numpy().reshape(channels, INNER + 2)
+    if is_hidden(access.budget.release(NAME).noise_multiplier, access.facts.dataset_size, access.facts.image_shape):
+        return None
+    return np.stack([nearest_distribution(row) for row in shares])
 
 
 def nearest_distribution(row: NDArray[np.float64]) -> NDArray[np.float64]:

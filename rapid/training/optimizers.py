@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -32,6 +32,22 @@ def select_trainable(network: nn.Module, patterns: Sequence[str]) -> None:
             raise InputError("private.trainable", problem)
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def trained_count(build: Callable[[], nn.Module], patterns: Sequence[str]) -> int:
+    """Number of parameters that would be trained.
+
+    Args:
+        build: makes the network; called without memory for its weights.
+        patterns: see `select_trainable`.
+
+    Raises:
+        InputError: a pattern matches nothing.
+    """
+    with torch.device("meta"):
+        network = build()
+    select_trainable(network, patterns)
+    return sum(p.numel() for p in network.parameters() if p.requires_grad)
 
 
 def build_optimizer(network: nn.Module, settings: DpSgdSettings) -> torch.optim.Optimizer:

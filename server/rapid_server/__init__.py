@@ -5,6 +5,7 @@ settings.py            server settings: flags, environment, settings file, defau
 setting_types.py       parsing and checking of the entries of list settings
 app.py                 the application: endpoints and middleware, wired together
 generation.py          `POST /generate`
+prediction.py          `POST /predict`
 openai_api.py          the endpoints under `/v1`, in the form of the OpenAI API
 schemas.py             request and response bodies, and the validation of requests
 negotiate.py           the Accept header: JSON, PNG, zip, JSON lines, server-sent events

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from rapid.sampling.generator import Generator
 
 STATIC = Path(__file__).parent / "static"
-BODY_SECONDS = 30.0
 
 
 def create_app(served: Mapping[str, Generator | Classifier], settings: ServerSettings) -> FastAPI:
@@ -100,7 +99,7 @@ def _add_middleware(app: FastAPI, settings: ServerSettings, metrics: Metrics) ->
     """Add the middleware; a request passes through the last one first."""
     app.add_middleware(EndJobs)
     app.add_middleware(CatchExceptions)
-    app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes, seconds=BODY_SECONDS)
+    app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
     app.add_middleware(RequireToken, tokens=Tokens(settings.tokens))
     if settings.cors_origins:
         app.add_middleware(

@@ -19,6 +19,7 @@ from rapid.dp.gradients import BookKeeper, UnsupportedLayer
 from rapid.dp.gradients.forms import ROUNDING_MARGIN
 from rapid.methods import load_settings
 from rapid.nn import Denoiser
+from rapid.runtime import place
 
 PIXELS = [
     "autoencoder.kind=none",
@@ -68,6 +69,21 @@ def test_real_unet_in_double_precision() -> None:
     denoiser, losses = unet_case("two levels", 3, torch.float64)
     # clipping so loose that the margin of the norms has no part in it
     compare(denoiser, losses, 3, 1e6, 1e-10)
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, "pixels"])
+def test_a_real_unet_in_channels_last_layout(name: str) -> None:
+    """Sampling leaves a network in this layout, in which per-example gradients by Opacus are wrong."""
+    denoiser, losses = unet_case(name, 4, torch.float64)
+    expected, norms = BookKeeper(denoiser).clipped_sum(lambda: losses(slice(0, 4)), 4, 0.5)
+    place(denoiser, torch.device("cpu"))
+    strides = [p.stride(1) for p in denoiser.parameters() if p.ndim == 4 and p.shape[1] > 1 and p.shape[2] > 1]
+    assert strides
+    assert set(strides) == {1}
+    compare(denoiser, losses, 2, 0.5, 1e-10, draws=2)
+    found, again = BookKeeper(denoiser).clipped_sum(lambda: losses(slice(0, 4)), 4, 0.5)
+    torch.testing.assert_close(again, norms)
+    torch.testing.assert_close(found, expected)
 
 
 def test_draws_that_are_cut_into_parts_give_the_same_gradient() -> None:

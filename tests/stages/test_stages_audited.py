@@ -75,6 +75,14 @@ def test_bad_arguments(public_bundle: Path, settings: RapidSettings, changes: di
         play(public_bundle, settings, **changes)
 
 
+def test_correlated_noise_is_refused(public_bundle: Path, settings: RapidSettings) -> None:
+    """The tests are those of independent noise: a run that is right would look wrong."""
+    band = apply_overrides(settings.model_dump(mode="json"), ["private.noise_band=2"])
+    assert isinstance(band, RapidSettings)
+    with pytest.raises(InputError, match=r"private\.noise_band 2: must be 1 with --end-to-end"):
+        play(public_bundle, band)
+
+
 def test_a_base_is_needed(settings: RapidSettings) -> None:
     with pytest.raises(InputError, match="needs a public bundle"):
         audit_stage(None, settings, epsilon=1.0, delta=1e-5)

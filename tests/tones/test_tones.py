@@ -207,6 +207,20 @@ def test_too_much_noise_leaves_images_as_they_are(tmp_path: Path, private: Bundl
     assert torch.equal(curve(planes), planes)
 
 
+def test_a_share_that_is_spent_for_nothing_is_warned_of_first(tmp_path: Path, digits: Path) -> None:
+    """Warnings are errors here: the run ends with it, and nothing was charged or written."""
+    settings = apply_overrides(TINY["dpdm"]["settings"] | {"method": "dpdm"}, ["private.tones.share=0.03"])
+    ledger, out = tmp_path / "ledger.jsonl", tmp_path / "out"
+    with pytest.raises(
+        UserWarning, match=r"private\.tones\.share=0\.03 would be spent for nothing: at epsilon 1 .* 100 im"
+    ):
+        train_private_bundle(
+            None, PrivateImages(digits), out, settings, epsilon=1.0, delta=None, device=CPU, resume=False, ledger=ledger
+        )
+    assert not ledger.exists()
+    assert not out.exists()
+
+
 @given(st.integers(1, 3), st.integers(0, 3), st.integers(0, 99))
 def test_a_curve_maps_each_channel_by_its_own_table(channels: int, count: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

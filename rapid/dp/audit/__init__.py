@@ -5,6 +5,7 @@ noise.py        scale, shape and independence of noise  guesses.py      from rig
 sensitivity.py  how much an example changes the sum     bench.py        networks and canaries, run step by step
 sampling.py     who is in which batch                   findings.py     results, and the decision from all of them
 queries.py      counts, means and histograms            power.py        how often deviations are found
+correlation.py  noise correlated over steps
 
 Of a whole private stage that is run on canaries:
 

@@ -135,13 +135,14 @@ class CanaryAccess(PrivateAccess):
         before_update: Callable[[], None] | None = None,
         between_steps: Callable[[int], None] | None = None,
     ) -> None:
-        """As `PrivateAccess.train`; losses of absent canaries are multiplied by 0.
+        """As `PrivateAccess.train`; losses of absent canaries are multiplied by 0, and batches are not padded.
 
         Raises:
             RapidError: the losses have draws that do not come from `draws`.
         """
         trainer.network.eval()
-        chosen = execution or Execution()
+        # padding changes no sum, but the canaries that pad a batch would look like drawn ones
+        chosen = replace(execution or Execution(), pad_batches=False)
         if chosen.physical_batch is None:
             # a measurement would look like draws of canaries
             chosen = replace(chosen, physical_batch=ANY_BATCH)

@@ -27,7 +27,7 @@ from rapid.methods.dp_classifier.public_stage import CLASSIFIER, bundle_facts
 from rapid.methods.dp_classifier.settings import DpClassifierSettings
 from rapid.nn.wide_resnet import WideResNet
 from rapid.training import Trainer
-from rapid.training.optimizers import build_optimizer, noisy_schedule, select_trainable
+from rapid.training.optimizers import build_optimizer, noisy_schedule, select_trainable, trained_count
 
 
 def releases(settings: DpClassifierSettings, facts: PublicFacts, base: Bundle | None) -> Sequence[DpSgdSpec]:
@@ -71,16 +71,17 @@ def train_private(
     select_trainable(network, own.trainable)
     optimizer = build_optimizer(network, own)
     trainer = Trainer(network, optimizer, noisy_schedule(optimizer, own.steps), ema_decay=own.ema_decay)
+    public = None
     if own.public_share > 0:
         assert base is not None
-        images = base.component(IMAGES, LabelledImages)
-        PublicGradient(images, network, settings).mix_into(optimizer, lambda: trainer.steps_done)
+        public = PublicGradient(base.component(IMAGES, LabelledImages), network, settings)
     access.train(
         CLASSIFIER,
         trainer,
         ViewLosses(settings, network, access.draws),
         [access.images, access.labels],
         execution=Execution.of(own),
+        before_update=None if public is None else lambda: public.mix_in(trainer.steps_done),
     )
     network.requires_grad_(True)
     return {CLASSIFIER: network.eval()}
@@ -132,10 +133,10 @@ def describe_private(settings: DpClassifierSettings, base: Bundle | None, budget
 
 def trained_parameters(settings: DpClassifierSettings, classes: int) -> int:
     """Number of parameters that would be trained."""
-    with torch.device("meta"):
-        network = WideResNet.build(settings.image, settings.network, [str(n) for n in range(classes)])
-    select_trainable(network, settings.private.trainable)
-    return sum(p.numel() for p in network.parameters() if p.requires_grad)
+    return trained_count(
+        lambda: WideResNet.build(settings.image, settings.network, [str(n) for n in range(classes)]),
+        settings.private.trainable,
+    )
 
 
 def _start(settings: DpClassifierSettings, classes: Sequence[str], base: Bundle | None) -> WideResNet:

@@ -7,8 +7,7 @@ post-processing: the private gradient has its noise before it is mixed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -43,20 +42,15 @@ class PublicGradient:
         self._parameters = [p for p in network.parameters() if p.requires_grad]
         self._own = settings.private
 
-    def mix_into(self, optimizer: torch.optim.Optimizer, step: Callable[[], int]) -> None:
-        """Mix public gradients into `.grad` before each step of an optimiser.
+    def mix_in(self, step: int) -> None:
+        """Mix the public gradients of a step into `.grad`, which has the private ones with their noise.
 
         Args:
-            optimizer: of the network.
             step: number of steps so far; it seeds the public batch, so that all ranks draw the same.
         """
-
-        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            for parameter, public in zip(self._parameters, self.at(step()), strict=True):
-                assert parameter.grad is not None
-                parameter.grad.lerp_(public, self._own.public_share)
-
-        optimizer.register_step_pre_hook(before)
+        for parameter, public in zip(self._parameters, self.at(step), strict=True):
+            assert parameter.grad is not None
+            parameter.grad.lerp_(public, self._own.public_share)
 
     def at(self, step: int) -> Sequence[Tensor]:
         """The clipped gradients of the batch of a step, one for each trained parameter."""

@@ -50,7 +50,7 @@ class DpDiffusion:
     def releases(
         self, settings: DpDiffusionSettings, facts: PublicFacts, base: Bundle | None
     ) -> Sequence[DpSgdSpec | QuerySpec]:
-        """Overlap check and denoiser."""
+        """Overlap check, denoiser and tones."""
         from rapid.methods.dp_diffusion.private_stage import releases
 
         return releases(settings, facts, base)
@@ -58,7 +58,7 @@ class DpDiffusion:
     def train_private(
         self, access: PrivateAccess, base: Bundle | None, settings: DpDiffusionSettings
     ) -> Mapping[str, Component]:
-        """Train the denoiser: that of the base, or a new one."""
+        """Train the denoiser, that of the base or a new one, and fit tones."""
         from rapid.methods.dp_diffusion.private_stage import train_private
 
         return train_private(access, base, settings)

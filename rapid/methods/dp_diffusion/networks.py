@@ -11,9 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rapid.config.sections import ViewSettings
-from rapid.data import to_unit_range
 from rapid.data.subset import Images
-from rapid.data.views import DRAWS, random_views
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import noise_prediction_loss
 from rapid.diffusion.timesteps import TimestepMixture
@@ -23,6 +21,7 @@ from rapid.ranks import Ranks
 from rapid.training import Checkpoint
 from rapid.training.public import train
 from rapid.training.recipe import Recipe
+from rapid.training.view_batches import ViewBatches
 
 NEW_CLASSES = 0.1
 """Standard deviation of new class embeddings around the null class of a network that knows no classes."""
@@ -111,21 +110,22 @@ def train_denoiser(
         return model
     schedule = build_schedule(recipe.schedule).to(device)
     mixture = TimestepMixture(recipe.timesteps.weights, recipe.timesteps.breaks)
+    batches = ViewBatches(
+        images,
+        labels,
+        num_classes,
+        recipe.views,
+        recipe.latent_shape,
+        label_dropout=own.label_dropout,
+        device=device,
+        ranks=ranks,
+    )
 
     def loss(generator: torch.Generator) -> Tensor:
         count = own.training.batch_size
-        # drawn on the CPU, so that a step draws the same numbers on any device
-        rows = torch.randint(len(images), (count,), generator=generator)
-        draws = torch.rand(count, DRAWS, generator=generator)
-        times = mixture.quantile(torch.rand(count, generator=generator, dtype=torch.float64))
-        nulls = torch.rand(count, generator=generator) < own.label_dropout
-        noise = torch.randn(count, *recipe.latent_shape, generator=generator)
-        rows, draws, times, nulls, noise = (drawn[ranks.rows] for drawn in (rows, draws, times, nulls, noise))
-        chosen = rows.numpy()
-        y = torch.where(nulls, num_classes, torch.from_numpy(labels[chosen])).to(device)
-        views = random_views(to_unit_range(images[chosen], device), draws.to(device), recipe.views)
-        x = to_patches(views, own.patch)
-        losses = noise_prediction_loss(model, schedule, x, y, times.to(device), noise.to(device))
+        views, y, uniform, noise = batches.draw(count, generator)
+        times = mixture.quantile(uniform).to(device)
+        losses = noise_prediction_loss(model, schedule, to_patches(views, own.patch), y, times, noise)
         return losses.mean() * ranks.weight(count)
 
     train("denoiser", model, loss, own.training, checkpoint, ranks=ranks)

@@ -25,7 +25,7 @@ from rapid.nn import Denoiser
 from rapid.tones.fit import released_tones
 from rapid.tones.release import tones_specs
 from rapid.training import Trainer
-from rapid.training.optimizers import build_optimizer, noisy_schedule, select_trainable
+from rapid.training.optimizers import build_optimizer, noisy_schedule, select_trainable, trained_count
 
 TUNED = "diffusion model of pixels, fine-tuned (noise-prediction loss, all timesteps)"
 NEW = "diffusion model of pixels, from random weights (noise-prediction loss, all timesteps)"
@@ -120,10 +120,7 @@ def privacy_notes(base: Bundle | None, budget: Budget) -> Sequence[str]:
 
 def trained_parameters(settings: DpDiffusionSettings, classes: int) -> int:
     """Number of parameters of the denoiser that would be trained."""
-    with torch.device("meta"):
-        denoiser = build_denoiser(settings, classes)
-    select_trainable(denoiser, settings.private.trainable)
-    return sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
+    return trained_count(lambda: build_denoiser(settings, classes), settings.private.trainable)
 
 
 def _check_base(base: Bundle, settings: DpDiffusionSettings, facts: PublicFacts) -> None:

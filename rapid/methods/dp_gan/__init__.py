@@ -46,7 +46,7 @@ class DpGan:
     def releases(
         self, settings: DpGanSettings, facts: PublicFacts, base: Bundle | None
     ) -> Sequence[DpSgdSpec | QuerySpec]:
-        """The discriminator."""
+        """The discriminator, and tones."""
         from rapid.methods.dp_gan.private_stage import releases
 
         return releases(settings, facts)
@@ -54,7 +54,7 @@ class DpGan:
     def train_private(
         self, access: PrivateAccess, base: Bundle | None, settings: DpGanSettings
     ) -> Mapping[str, Component]:
-        """Train discriminator and generator."""
+        """Train discriminator and generator, and fit tones."""
         from rapid.methods.dp_gan.private_stage import train_private
 
         return train_private(access, settings)

@@ -24,7 +24,7 @@ from rapid.nn.gan import GanDiscriminator, GanGenerator
 from rapid.tones.fit import released_tones
 from rapid.tones.release import tones_specs
 from rapid.training import Trainer
-from rapid.training.optimizers import select_trainable
+from rapid.training.optimizers import select_trainable, trained_count
 
 DISCRIMINATOR = "discriminator"
 TYPICAL_STEPS = 10
@@ -117,10 +117,7 @@ def describe_private(settings: DpGanSettings) -> Description:
 
 def trained_parameters(settings: DpGanSettings, classes: int) -> int:
     """Number of parameters of the discriminator that would be trained."""
-    with torch.device("meta"):
-        discriminator = build_discriminator(settings, classes)
-    select_trainable(discriminator, settings.private.trainable)
-    return sum(p.numel() for p in discriminator.parameters() if p.requires_grad)
+    return trained_count(lambda: build_discriminator(settings, classes), settings.private.trainable)
 
 
 def build_discriminator(settings: DpGanSettings, classes: int) -> GanDiscriminator:

@@ -10,6 +10,7 @@ from torch import Tensor
 from rapid.bundle import Bundle
 from rapid.diffusion.samplers import Churn, Path
 from rapid.errors import InputError
+from rapid.methods.dpdm.networks import DENOISER
 from rapid.methods.dpdm.settings import MAX_STEPS, DpdmGenerationSettings, DpdmSettings
 from rapid.methods.dpdm.tuned import Tuned, tuned_for
 from rapid.nn.denoiser import guided
@@ -19,8 +20,6 @@ from rapid.sampling.linear_trajectories import Entry, LinearTrajectories, Phase,
 from rapid.sampling.streams import Streams, normal
 from rapid.sampling.without_probe import WithoutProbe
 from rapid.tones.curve import ToneCurve, stored_tones, toned
-
-DENOISER = "denoiser"
 
 
 class DpdmSampler(WithoutProbe):

@@ -8,9 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rapid.config.sections import DenoiserSettings
-from rapid.data import to_unit_range
 from rapid.data.subset import Images
-from rapid.data.views import DRAWS, random_views
 from rapid.diffusion.preconditioning import Configuration
 from rapid.methods.dpdm.settings import AmplifierSettings
 from rapid.nn.denoiser import DenoiserShape
@@ -19,6 +17,10 @@ from rapid.ranks import Ranks
 from rapid.training import Checkpoint
 from rapid.training.public import train
 from rapid.training.recipe import Recipe
+from rapid.training.view_batches import ViewBatches
+
+DENOISER = "denoiser"
+"""Of the component, and of the release behind it."""
 
 
 class AmplifierRecipe(Recipe):
@@ -67,22 +69,16 @@ def train_denoiser(
     model = build_denoiser(recipe, num_classes, "edm", own.sigma_data, recipe.patch).to(device)
     channels, side, _ = recipe.latent_shape
     shape = channels // recipe.patch**2, side * recipe.patch, side * recipe.patch
+    batches = ViewBatches(
+        images, labels, num_classes, own.views, shape, label_dropout=own.label_dropout, device=device, ranks=ranks
+    )
 
     def loss(generator: torch.Generator) -> Tensor:
         count = own.training.batch_size
-        # drawn on the CPU, so that a step draws the same numbers on any device
-        rows = torch.randint(len(images), (count,), generator=generator)
-        draws = torch.rand(count, DRAWS, generator=generator)
+        x0, y, uniform, noise = batches.draw(count, generator)
         # quantiles in (0, 1]
-        sigma = model.preconditioning.level(1 - torch.rand(count, generator=generator, dtype=torch.float64)).float()
-        nulls = torch.rand(count, generator=generator) < own.label_dropout
-        noise = torch.randn(count, *shape, generator=generator)
-        rows, draws, sigma, nulls, noise = (drawn[ranks.rows] for drawn in (rows, draws, sigma, nulls, noise))
-        chosen = rows.numpy()
-        y = torch.where(nulls, num_classes, torch.from_numpy(labels[chosen])).to(device)
-        x0 = random_views(to_unit_range(images[chosen], device), draws.to(device), own.views)
-        losses = denoising_losses(model, x0, y, sigma.to(device), noise.to(device))
-        return losses.mean() * ranks.weight(count)
+        sigma = model.preconditioning.level(1 - uniform).float().to(device)
+        return denoising_losses(model, x0, y, sigma, noise).mean() * ranks.weight(count)
 
-    train("denoiser", model, loss, own.training, checkpoint, ranks=ranks)
+    train(DENOISER, model, loss, own.training, checkpoint, ranks=ranks)
     return model

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from rapid.bundle import Component
 from rapid.diffusion.preconditioning import Configuration
 from rapid.dp.access import PrivateAccess, PublicFacts
@@ -14,8 +12,8 @@ from rapid.dp.execution import Execution
 from rapid.dp.releases import DpSgdSpec, QuerySpec
 from rapid.dp.training_spec import training_spec
 from rapid.methods.base import Description
-from rapid.methods.dpdm.generator import DENOISER, DpdmSampler
-from rapid.methods.dpdm.networks import build_denoiser
+from rapid.methods.dpdm.generator import DpdmSampler
+from rapid.methods.dpdm.networks import DENOISER, build_denoiser
 from rapid.methods.dpdm.objective import DenoisingObjective
 from rapid.methods.dpdm.settings import DpdmSettings
 from rapid.methods.dpdm.tuned import configuration_for
@@ -23,7 +21,7 @@ from rapid.nn.preconditioned import PreconditionedDenoiser
 from rapid.tones.fit import released_tones
 from rapid.tones.release import tones_specs
 from rapid.training import Trainer
-from rapid.training.optimizers import build_optimizer, noisy_schedule, select_trainable
+from rapid.training.optimizers import build_optimizer, noisy_schedule, select_trainable, trained_count
 
 
 def releases(settings: DpdmSettings, facts: PublicFacts) -> Sequence[DpSgdSpec | QuerySpec]:
@@ -95,7 +93,4 @@ def describe_private(settings: DpdmSettings, budget: Budget) -> Description:
 
 def trained_parameters(settings: DpdmSettings, classes: int) -> int:
     """Number of parameters of the denoiser that would be trained."""
-    with torch.device("meta"):
-        denoiser = new_denoiser(settings, classes, "edm")
-    select_trainable(denoiser, settings.private.trainable)
-    return sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
+    return trained_count(lambda: new_denoiser(settings, classes, "edm"), settings.private.trainable)

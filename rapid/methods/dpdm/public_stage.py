@@ -6,11 +6,9 @@ import numpy as np
 
 from rapid.bundle.builder import BundleBuilder
 from rapid.methods.base import Description, PublicImages
-from rapid.methods.dpdm.networks import AmplifierRecipe, train_denoiser
+from rapid.methods.dpdm.networks import DENOISER, AmplifierRecipe, train_denoiser
 from rapid.methods.dpdm.settings import DpdmSettings
 from rapid.nn.preconditioned import PreconditionedDenoiser
-
-DENOISER = "denoiser"
 
 
 def train_public(builder: BundleBuilder, public: PublicImages, settings: DpdmSettings) -> Description:

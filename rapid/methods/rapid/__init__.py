@@ -1,11 +1,13 @@
 """RAPID (ICLR 2025): late denoising steps trained privately from retrieved public intermediates.
 
-settings.py       all settings; automatic.py and automatic_private.py choose them
-public_stage.py   the public bundle; networks.py, knowledge_base.py, retrieval.py are its parts
+settings.py       all settings; automatic.py and automatic_private.py choose them, pace.py says what takes how long
+public_stage.py   the public bundle; networks.py, knowledge_base.py and subspace.py make its parts, retrieval.py and
+                  diagnosis.py measure them
 private_stage.py  releases and private training; objectives.py has the losses `rapid`, `late` and `ldm`; moments.py,
-                  warmup.py and distillation.py what comes before and after
+                  warmup.py, candidates.py, votes.py and distillation.py what comes before and after
 audited.py        networks and canaries of an audit; attacked.py has scores for membership inference
-generator.py      sampling, with what parts.py holds; neighbours.py chooses records of the knowledge base
+generator.py      sampling, with what parts.py holds; neighbours.py and search.py choose records of the knowledge
+                  base; guidance.py pulls images towards their class
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class Rapid:
     def releases(
         self, settings: RapidSettings, facts: PublicFacts, base: Bundle | None
     ) -> Sequence[DpSgdSpec | QuerySpec]:
-        """Overlap check, probe and denoiser."""
+        """Overlap check, probe, moments, denoiser, votes and tones, as far as they are used."""
         from rapid.methods.rapid.private_stage import releases
 
         return releases(settings, facts, base)
@@ -80,7 +82,7 @@ class Rapid:
     def train_private(
         self, access: PrivateAccess, base: Bundle | None, settings: RapidSettings
     ) -> Mapping[str, Component]:
-        """Train probe and denoiser."""
+        """Train probe and denoiser, and release moments, votes and tones, as far as they are used."""
         from rapid.methods.rapid.private_stage import train_private
 
         return train_private(access, base, settings)

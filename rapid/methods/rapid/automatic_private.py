@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 
 from rapid.dp.access import PublicFacts
+from rapid.dp.accounting import single_noise_multiplier
 from rapid.dp.gradients import BookKeeper
+from rapid.dp.releases import default_delta
 from rapid.methods.base import Choice, Tree
 from rapid.methods.rapid.pace import PLAIN_GRADIENT, candidate_work
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser
+from rapid.tones.release import is_hidden
 from rapid.training.timing import seconds_per_step
 
 COUNT = 128
@@ -68,6 +71,9 @@ def choose_private(settings: RapidSettings, facts: PublicFacts, epsilon: float, 
     }
     if distillation:
         private["distillation"] = distillation
+    size, tones = facts.dataset_size, settings.private.tones.share
+    if tones and is_hidden(single_noise_multiplier(tones * epsilon, default_delta(size)), size, facts.image_shape):
+        private["tones"] = {"share": 0.0}
     used = min(1.0, batch * multiplicity * steps / gradients)
     drawn = "draw" if multiplicity == 1 else "draws"
     first = f"{distillation['candidates']:,} candidates to distil; " if distillation else ""

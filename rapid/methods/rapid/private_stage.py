@@ -43,7 +43,7 @@ from rapid.probe.network import Probe
 from rapid.tones.fit import released_tones
 from rapid.tones.release import tones_specs
 from rapid.training import Trainer
-from rapid.training.optimizers import build_optimizer, noisy_schedule, select_trainable
+from rapid.training.optimizers import build_optimizer, noisy_schedule, select_trainable, trained_count
 
 DENOISER = "denoiser"
 OBJECTIVES = {
@@ -170,10 +170,7 @@ def privacy_notes(budget: Budget) -> Sequence[str]:
 
 def trained_parameters(settings: RapidSettings, classes: int) -> int:
     """Number of parameters of the denoiser that would be trained."""
-    with torch.device("meta"):
-        denoiser = Denoiser.build(settings, classes)
-    select_trainable(denoiser, settings.private.trainable)
-    return sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
+    return trained_count(lambda: Denoiser.build(settings, classes), settings.private.trainable)
 
 
 def _check_base(base: Bundle, settings: RapidSettings, facts: PublicFacts) -> None:

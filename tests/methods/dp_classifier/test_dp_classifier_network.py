@@ -83,10 +83,12 @@ def network_losses(network: WideResNet, count: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(len(NAMES), (count,), generator=generator)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(("count", "draws"), [(1, 1), (4, 1), (2, 3)])
-def test_the_real_network_is_clipped_as_by_a_loop(count: int, draws: int) -> None:
-    network = small()
+def test_the_real_network_is_clipped_as_by_a_loop(count: int, draws: int, layout: torch.memory_format) -> None:
+    network = small().to(memory_format=layout)
     x, y = network_losses(network, count * draws)
+    x = x.contiguous(memory_format=layout)
 
     def losses(rows: slice) -> Tensor:
         return F.cross_entropy(network(x[rows]), y[rows], reduction="none")

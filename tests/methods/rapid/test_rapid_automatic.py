@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from rapid.config.sections import TonesSettings
 from rapid.data import ImageSet, fit_images, load_images, sample_path
 from rapid.data.augmented import AugmentedImages
 from rapid.dp.access import PublicFacts
@@ -136,6 +137,13 @@ def test_private_settings_fit_the_images_and_the_time(
         assert work <= max(gradients, own["steps"]) + 256
         assert not classes or gradients < 5000 or distilled["candidates"] > 0
     assert settings.model_dump()["steps"] == own["steps"]
+    # noise of standard deviation 1 / (0.03 epsilon) at the very least, over N, is larger than 0.02
+    toned = base.model_copy(update={"private": base.private.model_copy(update={"tones": TonesSettings(share=0.03)})})
+    tones = choose_private(toned, facts, epsilon, gradients).settings["private"].get("tones")
+    if size * epsilon < 1 / 0.03 / 0.02:
+        assert tones == {"share": 0.0}
+    if size * epsilon > 1e5:
+        assert tones is None
     more = choose_private(base, facts, 2 * epsilon, gradients).settings["private"]
     assert more["steps"] >= own["steps"]
 
