@@ -1,6 +1,7 @@
 """RAPID (ICLR 2025): late denoising steps trained privately from retrieved public intermediates.
 
-settings.py       all settings; automatic.py and automatic_private.py choose them, pace.py says what takes how long
+settings.py       all settings; automatic.py, automatic_networks.py and automatic_private.py choose them, pace.py says
+                  what takes how long
 public_stage.py   the public bundle; networks.py, knowledge_base.py and subspace.py make its parts, retrieval.py and
                   diagnosis.py measure them
 private_stage.py  releases and private training; objectives.py has the losses `rapid`, `late` and `ldm`; moments.py,
