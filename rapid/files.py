@@ -12,6 +12,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rapid.errors import InputError
+
+
+def check_folder(folder: Path, field: str, value: Path) -> None:
+    """Refuse a folder in which nothing can be written, before any work is done. Nothing is left in it.
+
+    Args:
+        folder: need not exist, nor the folders above it, which `replacing` makes.
+        field: name of the argument to blame.
+        value: what was given for it.
+
+    Raises:
+        InputError: it, or the nearest folder above it that exists, is a file or cannot be written.
+    """
+    folder = folder.absolute()
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    if not folder.is_dir():
+        raise InputError(field, f"{folder} is not a folder; choose another name", value)
+    try:
+        # tried, because permissions do not tell of file systems that are read-only
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        problem = f"nothing can be written in {folder} ({error.strerror}); choose another name"
+        raise InputError(field, problem, value) from None
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 from rapid.bundle import Bundle
 from rapid.bundle.networks import open_networks
-from rapid.config.presets import DEFAULT_METHOD, networks_settings
+from rapid.config.presets import DEFAULT_METHOD, check_overrides, networks_settings
 from rapid.config.sections import MethodSettings
 from rapid.errors import InputError
-from rapid.methods import apply_overrides, find_method, load_settings
+from rapid.methods import apply_overrides, find_method, load_settings, settings_class
 from rapid.methods.base import Automatic, Extending
 from rapid.ranks import Ranks
 from rapid.runtime import choose_device
@@ -58,8 +58,11 @@ def _asked(options: argparse.Namespace) -> tuple[Bundle | None, MethodSettings |
         settings = settings_of_networks(networks, options)
         refuse_minutes(options)
     elif options.preset == PRESET or (options.preset is None and _chooses(options.method)):
+        method = options.method or DEFAULT_METHOD
+        # all else is chosen by the images, which take longer to read
+        check_overrides(settings_class(method), options.overrides)
         minutes = MINUTES if options.minutes is None else options.minutes
-        settings = AutomaticChoice(options.method or DEFAULT_METHOD, tuple(options.overrides), minutes, print)
+        settings = AutomaticChoice(method, tuple(options.overrides), minutes, print)
     else:
         settings = settings_without_base(options)
         refuse_minutes(options)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rapid.errors import InputError
-from rapid.sampling.generate import MAX_DIGITS, resolve_labels
+from rapid.sampling.generate import MAX_COUNT, MAX_DIGITS, resolve_labels
 
 FIELD = "class_counts"
 FORMS = 'give 7=500,cat=200, or a .json file {"7": 500}, or a .csv file with the lines class,count'
@@ -24,7 +24,8 @@ def read_class_counts(value: str, classes: Sequence[str]) -> list[int]:
         classes: names of the model's classes.
 
     Raises:
-        InputError: no such file, a malformed entry, an unknown class, a class twice, or no images at all.
+        InputError: no such file, a malformed entry, an unknown class, a class twice, no images at all, or
+            more than a request can have.
     """
     if not classes:
         raise InputError(FIELD, "the model has no classes; give --count", value)
@@ -41,6 +42,8 @@ def read_class_counts(value: str, classes: Sequence[str]) -> list[int]:
         if label in seen:
             raise InputError(FIELD, f"names class '{classes[label]}' twice; add the two numbers", value)
         seen.add(label)
+        if len(labels) + int(text) > MAX_COUNT:
+            raise InputError(FIELD, f"asks for more than {MAX_COUNT:,} images; make the rest with other seeds", value)
         labels += [label] * int(text)
     if not labels:
         raise InputError(FIELD, f"asks for no images; {FORMS}", value)

@@ -11,12 +11,13 @@ from rapid.bundle.info import provenance
 from rapid.cli.class_counts import FIELD, read_class_counts
 from rapid.data.export import check_target, write_samples
 from rapid.errors import InputError
-from rapid.files import write_json
+from rapid.files import check_folder, write_json
+from rapid.mapped import scratch_in
 from rapid.methods import open_generator
 from rapid.progress import Progress
 from rapid.ranks import Ranks
 from rapid.runtime import choose_device
-from rapid.sampling.generate import Samples, generate_together, resolve_labels
+from rapid.sampling.generate import Samples, check_count, check_seed, generate_together, resolve_labels
 from rapid.sampling.generator import Generator
 
 
@@ -24,7 +25,7 @@ def generate(options: argparse.Namespace) -> None:
     """`rapid generate`."""
     with Ranks.join(choose_device(options.device)) as ranks:
         generator, count, labels = ranks.all_or_none(lambda: _prepared(options))
-        with Progress("generating", count, "image", shown=ranks.first) as progress:
+        with scratch_in(options.out), Progress("generating", count, "image", shown=ranks.first) as progress:
             samples = generate_together(
                 generator, ranks, count, labels, options.seed, lambda done, _: progress.advance_to(done)
             )
@@ -42,12 +43,18 @@ def generate(options: argparse.Namespace) -> None:
 def _prepared(options: argparse.Namespace) -> tuple[Generator, int, list[int] | None]:
     """Check the arguments, and open the model: it, the number of images, and the class of each."""
     check_target(options.out, options.count)
-    if options.report is not None and (options.report.suffix != ".json" or options.report.is_dir()):
-        raise InputError("report", "give a name that ends in .json", options.report)
+    if options.report is not None:
+        if options.report.suffix != ".json" or options.report.is_dir():
+            raise InputError("report", "give a name that ends in .json", options.report)
+        check_folder(options.report.parent, "report", options.report)
     if options.class_counts is None and options.count is None:
         raise InputError("count", "say how many images, or give --class-counts")
     if options.class_counts is not None and options.labels is not None:
         raise InputError("labels", "--class-counts says how many images of which class; leave one of them out")
+    if options.count is not None:
+        check_count(options.count)
+    if options.seed is not None:
+        check_seed(options.seed)
     generator = open_generator(options.model, options.device, options.overrides)
     count, labels = _wanted(options, generator.classes)
     check_target(options.out, count)

@@ -14,7 +14,7 @@ from rapid.data import load_images, tell
 from rapid.data.names import image_names
 from rapid.data.readers.columns import NONE
 from rapid.errors import InputError
-from rapid.files import replacing
+from rapid.files import check_folder, replacing
 from rapid.methods import open_classifier
 from rapid.progress import Progress
 
@@ -29,6 +29,7 @@ def predict(options: argparse.Namespace) -> None:
         raise InputError("out", "give a name that ends in .csv", out)
     if out.is_dir():
         raise InputError("out", "is a folder; choose another name", out)
+    check_folder(out.parent, "out", out)
     model = open_classifier(options.model, options.device)
     loaded = load_images(options.data, "data", label_column=NONE, target=model.bundle.config.image)
     tell(loaded)

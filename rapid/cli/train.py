@@ -44,16 +44,16 @@ def plan(options: argparse.Namespace) -> None:
         else _settings_on(base, options.preset, options.overrides)
     )
     method = find_method(settings.method)
-    images = None if options.private is None else private_images(options).load(settings.image)
-    if images is not None and not images.declared:
-        warnings.warn(UNDECLARED, stacklevel=2)
-    facts = _facts(options, images)
     numbers_of = settings.private
     if not isinstance(numbers_of, DpSgdSettings):
         raise InputError("base" if base else "preset", f"{method.name} has no batches and steps to compare")
     for field, numbers in (("batch", options.batch), ("steps", options.steps)):
         if any(number < 1 for number in numbers):
             raise InputError(field, "must be at least 1", min(numbers))
+    images = None if options.private is None else private_images(options).load(settings.image)
+    if images is not None and not images.declared:
+        warnings.warn(UNDECLARED, stacklevel=2)
+    facts = _facts(options, images)
     delta = default_delta(facts.dataset_size) if options.delta is None else options.delta
     parameters = method.trained_parameters(settings, len(facts.classes) or 1)
 

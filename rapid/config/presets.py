@@ -23,6 +23,8 @@ Tree = dict[str, Any]
 """Nested settings as in YAML."""
 PRESETS = resources.files("rapid") / "presets"
 DEFAULT_METHOD = "rapid"
+AUTO = "auto"
+"""Given instead of a preset where a method can choose its settings (`rapid.stages.automatic`)."""
 
 
 def preset_names(folder: Traversable = PRESETS) -> list[str]:
@@ -89,6 +91,32 @@ def generation_settings(base: S, overrides: Sequence[str]) -> S:
     return build_settings(type(base), base.model_dump(mode="json"), overrides)
 
 
+def check_overrides(kind: type[MethodSettings], overrides: Sequence[str]) -> None:
+    """Refuse overrides that fit no settings of a class, before it is known which ones they change.
+
+    Whether settings fit each other is left to `build_settings`.
+
+    Args:
+        kind: the class.
+        overrides: see `build_settings`.
+
+    Raises:
+        InputError: a malformed override, an unknown setting, or a value that is not of its type or out of its range.
+    """
+    tree = _sections(kind)
+    for override in overrides:
+        _apply(tree, override)
+    names = {_split(override)[0] for override in overrides}
+    try:
+        kind.model_validate(tree)
+    except ValidationError as error:
+        for found in error.errors():
+            name = _name(found["loc"])
+            # errors of whole sections may be those of defaults beside which the override is not meant to stand
+            if name in names or found["type"] == "extra_forbidden":
+                raise _refusal(name, found["msg"].removeprefix("Value error, ")) from None
+
+
 def build_settings(kind: type[S], tree: Tree, overrides: Sequence[str]) -> S:
     """Build settings of one class from a tree after `section.name=value` overrides.
 
@@ -108,25 +136,29 @@ def build_settings(kind: type[S], tree: Tree, overrides: Sequence[str]) -> S:
         return kind.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise _refusal(name, first["msg"].removeprefix("Value error, ")) from None
+        raise _refusal(_name(first["loc"]), first["msg"].removeprefix("Value error, ")) from None
 
 
 def preset_tree(preset: str, folder: Traversable = PRESETS) -> Tree:
     """The settings that a preset and those that it extends hold, nested as in YAML.
 
     Raises:
-        InputError: there is no such preset, it extends an unknown one, or the presets extend each other in a circle.
+        InputError: there is no such preset, as for AUTO, it extends an unknown one, or presets extend each other in a
+            circle.
     """
-    if preset not in preset_names(folder):
-        raise InputError("preset", f"unknown; choose one of {', '.join(preset_names(folder))}", preset)
+    names = preset_names(folder)
+    if preset == AUTO:
+        problem = f"is for build-kb, and for --base that it made; choose one of {', '.join(names)}"
+        raise InputError("preset", problem, preset)
+    if preset not in names:
+        raise InputError("preset", f"unknown; choose one of {', '.join([AUTO, *names])}", preset)
     chain: list[str] = []
     tree: Tree = {}
     name: str | None = preset
     while name is not None:
         if name in chain:
             raise InputError("preset", f"extends itself: {' -> '.join([*chain, name])}", preset)
-        if name not in preset_names(folder):
+        if name not in names:
             raise InputError("preset", f"{chain[-1]} extends '{name}', which does not exist", preset)
         chain.append(name)
         own: Tree = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
@@ -170,6 +202,11 @@ def _split(override: str) -> tuple[str, str]:
     if not separator or not name.strip():
         raise InputError("set", "write it as section.name=value", override)
     return name.strip(), value
+
+
+def _name(place: tuple[int | str, ...]) -> str:
+    """The setting at a place that pydantic names."""
+    return ".".join(str(part) for part in place)
 
 
 def _refusal(name: str, problem: str) -> InputError:

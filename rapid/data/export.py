@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rapid.data.origin import KEYWORD
 from rapid.errors import InputError
-from rapid.files import replacing
+from rapid.files import check_folder, replacing
 from rapid.pictures import encode_png, labelled_grid
 
 NPZ, PARQUET, PICTURE = ".npz", ".parquet", ".png"
@@ -37,8 +37,8 @@ def check_target(path: Path, count: int | None = None) -> None:
         count: number of images, if it is known.
 
     Raises:
-        InputError: another suffix, a file's name that is a folder, a folder that is a file or not empty, parquet
-            without pyarrow, or more images than a picture can show.
+        InputError: another suffix, a file's name that is a folder, a folder that is a file or not empty, a place where
+            nothing can be written, parquet without pyarrow, or more images than a picture can show.
     """
     if path.suffix in (NPZ, PARQUET, PICTURE):
         if path.is_dir():
@@ -52,6 +52,7 @@ def check_target(path: Path, count: int | None = None) -> None:
         raise InputError("out", FORMS, path)
     elif path.is_dir() and any(path.iterdir()):
         raise InputError("out", "the folder is not empty; choose another name", path)
+    check_folder(path.parent, "out", path)
 
 
 def write_samples(

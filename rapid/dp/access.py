@@ -218,12 +218,44 @@ class PrivateAccess:
         trainer.load_state_dict(
             self.ranks.broadcast_state((checkpoint.load() if checkpoint else None) or trainer.state_dict())
         )
+        mechanism = self._mechanism(release, trainer, losses, data, how)
+
+        def backward(step: int) -> str | None:
+            if self._attempt is not None:
+                self._attempt.begin(name, step + 1)
+            for parameter, gradient in zip(mechanism.parameters, mechanism.gradient(), strict=True):
+                parameter.grad = gradient
+            return self._progress_note(release, step + 1)
+
+        try:
+            with _before_updates(trainer, before_update):
+                trainer.run(
+                    release.spec.steps,
+                    backward,
+                    title=name,
+                    checkpoint=checkpoint,
+                    between_steps=between_steps,
+                    shown=first,
+                    pause_every=release.spec.band,
+                )
+        except (LostRank, PrivacyRefused, Stopped):
+            # a step that was begun counts: other ranks may have seen its sum, or `between_steps` its result; and a
+            # correlation that was cut off goes on with the next round
+            trainer.steps_done = release.spec.round_end(mechanism.steps_taken)
+            if checkpoint is not None:
+                checkpoint.save(trainer.state_dict())
+            raise
+
+    def _mechanism(
+        self, release: Release, trainer: Trainer, losses: Rows, data: Sequence[PrivateTensor], how: Execution
+    ) -> PrivateMechanism:
+        """What makes the noisy gradients of a training, from the step on to which the trainer has come."""
         assert isinstance(release.spec, DpSgdSpec)
         physical_batch = how.physical_batch or measured_physical_batch(
             trainer.network, losses, data, release.spec, autocast=how.autocast
         )
         secret = Randomness()
-        mechanism = PrivateMechanism(
+        return PrivateMechanism(
             release,
             trainer.network,
             lambda indices: losses(*take(data, self._units.draw(indices, secret))),
@@ -234,40 +266,6 @@ class PrivateAccess:
             randomness=randomness_for(how.noise_source),
             pad_batches=how.pad_batches,
         )
-
-        def backward(step: int) -> str | None:
-            if self._attempt is not None:
-                self._attempt.begin(name, step + 1)
-            for parameter, gradient in zip(mechanism.parameters, mechanism.gradient(), strict=True):
-                parameter.grad = gradient
-            return self._progress_note(release, step + 1)
-
-        def update(*_: object) -> None:
-            if before_update is not None:
-                before_update()
-
-        steps = release.spec.steps
-        # a hook of the optimiser, so that an audit, whose hook is older, sees the gradients before they are added to
-        hook = trainer.optimizer.register_step_pre_hook(update)
-        try:
-            trainer.run(
-                steps,
-                backward,
-                title=name,
-                checkpoint=checkpoint,
-                between_steps=between_steps,
-                shown=first,
-                pause_every=release.spec.band,
-            )
-        except (LostRank, PrivacyRefused, Stopped):
-            # a step that was begun counts: other ranks may have seen its sum, or `between_steps` its result; and a
-            # correlation that was cut off goes on with the next round
-            trainer.steps_done = release.spec.round_end(mechanism.steps_taken)
-            if checkpoint is not None:
-                checkpoint.save(trainer.state_dict())
-            raise
-        finally:
-            hook.remove()
 
     def count(self, name: str, predicate: Rows, *tensors: PrivateTensor) -> int:
         """Release how many examples satisfy a predicate, with noise and rounded to a whole number.
@@ -375,3 +373,21 @@ class PrivateAccess:
             # the plan was checked before the first step; for a part of it, no figure is better than a wrong one
             return "epsilon unknown"
         return f"epsilon {rounded_up(epsilon)}"
+
+
+@contextmanager
+def _before_updates(trainer: Trainer, function: Callable[[], None] | None) -> Iterator[None]:
+    """Within the block, a function is called before each update, if there is one.
+
+    By a hook of the optimiser, so that an audit, whose hook is older, sees the gradients before they are added to.
+    """
+
+    def update(*_: object) -> None:
+        if function is not None:
+            function()
+
+    hook = trainer.optimizer.register_step_pre_hook(update)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -25,7 +25,7 @@ from rapid.evaluate.features import FeatureSpace
 from rapid.evaluate.networks import CLASSIFIERS, build
 from rapid.evaluate.sets import match_classes
 from rapid.evaluate.training import predict, train_classifier
-from rapid.files import content_hash, replacing
+from rapid.files import check_folder, content_hash, replacing
 
 SUFFIX = ".safetensors"
 METADATA = "rapid"
@@ -95,12 +95,13 @@ def check_target(path: Path) -> None:
     """Refuse an unusable target before any work is done.
 
     Raises:
-        InputError: another suffix, or the name of a folder.
+        InputError: another suffix, the name of a folder, or a place where nothing can be written.
     """
     if path.suffix != SUFFIX:
         raise InputError("save_features", f"give a name that ends in {SUFFIX}", path)
     if path.is_dir():
         raise InputError("save_features", "is a folder; choose another name", path)
+    check_folder(path.parent, "save_features", path)
 
 
 def train_reference(

@@ -27,7 +27,7 @@ from rapid.evaluate.page import render
 from rapid.evaluate.reference import check_fit, load_reference
 from rapid.evaluate.sets import Sets, describe, first_of_each_class, load_sets, match_classes
 from rapid.evaluate.utility import measure_utility, protocol_in_words
-from rapid.files import replacing, write_json
+from rapid.files import check_folder, replacing, write_json
 from rapid.pictures import Pixels, table
 from rapid.sampling.generator import Generator
 
@@ -167,7 +167,8 @@ def check_target(out: Path) -> None:
     """Refuse an unusable target before any work is done.
 
     Raises:
-        InputError: the name does not end in .json, or the name of a file to write is taken by a folder.
+        InputError: the name does not end in .json, the name of a file to write is taken by a folder, or nothing can be
+            written there.
     """
     if out.suffix != ".json":
         problem = "give a name that ends in .json; the page and the picture are written next to it"
@@ -175,6 +176,7 @@ def check_target(out: Path) -> None:
     for path in (out, *beside(out)):
         if path.is_dir():
             raise InputError("out", f"{path} is a folder; choose another name", out)
+    check_folder(out.parent, "out", out)
 
 
 def beside(out: Path) -> tuple[Path, Path]:

@@ -66,7 +66,7 @@ def decide(
     """
     if request.policy.signature and key is None:
         raise InputError("key", "the policy wants a signed report; give a key, or make one with --new-key")
-    inputs = read_inputs(request)
+    inputs = read_inputs(request, resume=resume)
     with RunFolder.enter(request.out, "release", {"model": inputs.bundle.digest}, resume=resume) as folder:
         content, rules = _measure(request, inputs, device, folder)
         return write_report(content, rules, request.out, key)

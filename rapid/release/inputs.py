@@ -18,6 +18,7 @@ from rapid.errors import InputError
 from rapid.release import accounts, audits, membership, nearness
 from rapid.release.policy import Policy
 from rapid.rounding import as_typed
+from rapid.training import RunFolder
 
 Json = dict[str, Any]
 
@@ -74,8 +75,12 @@ class Inputs:
     ledger: Path
 
 
-def read_inputs(request: Request) -> Inputs:
+def read_inputs(request: Request, *, resume: bool) -> Inputs:
     """Read and check everything.
+
+    Args:
+        request: what to decide about.
+        resume: whether `request.out` may hold an earlier report.
 
     Raises:
         InputError: bad arguments or images.
@@ -95,6 +100,7 @@ def read_inputs(request: Request) -> Inputs:
     bundle = Bundle.open(request.model, "model", "private")
     if request.out.resolve().is_relative_to(bundle.path.resolve()):
         raise InputError("out", "lies in the bundle; give a folder outside", request.out)
+    RunFolder(request.out).check(resume=resume)
     statement = accounts.Statement.of(bundle)
     audit = None if request.audit is None else audits.read_audit(request.audit)
     synthetic = None

@@ -11,12 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid.errors import InputError
+from rapid.mapped import empty
 from rapid.ranks import Ranks
 from rapid.sampling.acceptance import AcceptanceRate, Tally
 from rapid.sampling.generator import Sampler, Trajectories
 from rapid.sampling.request import Request
 from rapid.sampling.streams import MAX_SEED
 
+MAX_COUNT = 10_000_000
+"""Images in a request. Pixels of large ones are mapped from a file, but labels and places are held in memory."""
 MAX_DIGITS = 9
 """Longer numbers name no class; int() refuses text of thousands of digits."""
 
@@ -56,7 +59,7 @@ def generate(
 
     Args:
         generator: the model.
-        count: at least 1.
+        count: 1..MAX_COUNT.
         labels: `count` class indices; None takes all classes in turn.
         seed: 0..2^63 - 1; None draws one.
         progress: called with (images done, count) after each batch.
@@ -87,7 +90,7 @@ def generate_together(
     Args:
         generator: the model, the same on all ranks.
         ranks: the processes; the arguments of the first one count.
-        count: at least 1.
+        count: 1..MAX_COUNT.
         labels: `count` class indices; None takes all classes in turn.
         seed: 0..2^63 - 1; None draws one.
         progress: called with (images done, count) after each batch, on the first rank.
@@ -106,7 +109,7 @@ def generate_together(
         while turn := ranks.broadcast(NO_BATCHES):
             ranks.gather(_make(generator, trajectories, turn[ranks.rank]) if ranks.rank < len(turn) else None)
         return None
-    images = np.zeros((count, *generator.image_shape), np.uint8)
+    images = empty((count, *generator.image_shape))
     due = _draw(generator, request)
     while request.missing:
         turn = ranks.broadcast([due, *_ahead(generator, request, ranks.count - 1)])
@@ -137,7 +140,7 @@ def make_request(
 
     Args:
         generator: the model.
-        count: at least 1.
+        count: 1..MAX_COUNT.
         labels: `count` class indices; None takes all classes in turn.
         seed: 0..2^63 - 1; None draws one.
         steps: sampling steps, 1..generator.max_steps; None takes the generator's.
@@ -146,8 +149,7 @@ def make_request(
     Raises:
         InputError: an argument is out of range; the field is "count", "labels", "seed" or "steps".
     """
-    if count < 1:
-        raise InputError("count", "must be at least 1", count)
+    check_count(count)
     if labels is not None and not generator.classes:
         raise InputError("labels", "the model has no classes; leave it out")
     if labels is not None and len(labels) != count:
@@ -155,14 +157,35 @@ def make_request(
     if steps is not None and not 1 <= steps <= generator.max_steps:
         raise InputError("steps", f"must lie in 1..{generator.max_steps}", steps)
     seed = secrets.randbits(53) if seed is None else seed
-    if not 0 <= seed <= MAX_SEED:
-        raise InputError("seed", f"must lie in 0..{MAX_SEED}", seed)
+    check_seed(seed)
     chosen = None
     if generator.classes:
         chosen = np.asarray(np.arange(count) % len(generator.classes) if labels is None else labels, np.int64)
         if not 0 <= chosen.min() <= chosen.max() < len(generator.classes):
             raise InputError("labels", f"class indices must lie in 0..{len(generator.classes) - 1}")
     return Request(count, chosen, seed, generator.attempts, steps or generator.steps, rate)
+
+
+def check_count(count: int) -> None:
+    """Refuse a number of images that is none, or more than the bookkeeping of a request has memory for.
+
+    Raises:
+        InputError: not in 1..MAX_COUNT.
+    """
+    if count < 1:
+        raise InputError("count", "must be at least 1", count)
+    if count > MAX_COUNT:
+        raise InputError("count", f"must be at most {MAX_COUNT:,}; make the rest with other seeds", count)
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that no stream has.
+
+    Raises:
+        InputError: not in 0..MAX_SEED.
+    """
+    if not 0 <= seed <= MAX_SEED:
+        raise InputError("seed", f"must lie in 0..{MAX_SEED}", seed)
 
 
 def resolve_labels(classes: Sequence[str], labels: Sequence[int | str]) -> list[int]:

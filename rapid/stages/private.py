@@ -100,6 +100,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
         Stopped: a stop was requested; the state is saved, and the steps that were begun are charged.
     """
     ranks = ranks or Ranks()
+    ranks.all_or_none(lambda: RunFolder(out).check(resume=resume) if ranks.first else None)
     ranks.agree("--device", device.type.encode())
     choose = None if automatic is None else _chooser(automatic, settings, epsilon, out, device, ranks)
     book = Ledger(ledger or default_path()) if ranks.first else None

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,33 @@ from rapid.bundle.card import public_card
 from rapid.bundle.networks import check_same_images
 from rapid.config.sections import ImageSettings, MethodSettings
 from rapid.data import ImageSet, fit_images, join, load_images, tell
-from rapid.data.origin import listed, union
+from rapid.data.origin import Origin, listed, union
 from rapid.errors import InputError
 from rapid.mapped import scratch_in
 from rapid.methods import find_method
-from rapid.methods.base import Description, PublicImages
+from rapid.methods.base import Description, Method, PublicImages
 from rapid.progress import hidden
 from rapid.ranks import Ranks
 from rapid.stages.automatic import AutomaticChoice
 from rapid.training import RunFolder
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Inputs that were read and checked before anything is written."""
+
+    settings: MethodSettings
+    public: PublicImages
+    sources: tuple[str, ...]
+    """Names of the sets."""
+    fingerprint: str
+    """Of all images and their division into sets."""
+    origins: tuple[Origin, ...]
+    """The private models that made some of them."""
+    manifest: Json
+    """The request: what the run folder is bound to, ready for JSON."""
 
 
 def build_public_bundle(
@@ -65,6 +84,7 @@ def build_public_bundle(
         Stopped: a stop was requested; the state is saved.
     """
     ranks = ranks or Ranks()
+    ranks.all_or_none(lambda: RunFolder(out).check(resume=resume) if ranks.first else None)
     with nullcontext() if ranks.first else hidden():
         return _build(paths, out, settings, device, resume, networks, label_column, ranks)
 
@@ -86,51 +106,42 @@ def _build(
         error.reported = not ranks.first
         raise error
     with scratch_in(out):
-        chosen, sets = _read(paths, out, settings, device, label_column, ranks)
-        images = join(sets, "public")
-    names = tuple(name for part in sets for name in part.classes)
-    sources = np.repeat(np.arange(len(sets)), [len(part) for part in sets])
-    # augmented images are drawn from each set alike, so the division into sets matters
-    fingerprint = f"{images.fingerprint()}-{len(sets)}"
-    ranks.all_or_none(lambda: None if networks is None else check_same_images(networks, fingerprint))
-    # settings of private training and sampling are not fixed here
-    used = chosen.model_dump(mode="json", include={"method", *chosen.public_sections})
-    manifest: dict[str, Any] = {
-        "settings": used,
-        "public": {"sources": [path.name for path in paths], "classes": images.classes, "images": fingerprint},
-    }
-    if networks is not None and networks.config.kind == "networks":
-        manifest["networks"] = networks.digest
-    ranks.agree("--public or the settings", json.dumps(manifest, sort_keys=True).encode())
+        asked = _prepare(paths, out, settings, device, networks, label_column, ranks)
+    ranks.agree("--public or the settings", json.dumps(asked.manifest, sort_keys=True).encode())
     with ExitStack() as stack:
 
         def enter() -> RunFolder:
             if ranks.first:
-                return stack.enter_context(RunFolder.enter(out, "build-kb", manifest, resume=resume))
+                return stack.enter_context(RunFolder.enter(out, "build-kb", asked.manifest, resume=resume))
             return RunFolder(out)
 
         run_folder = ranks.all_or_none(enter)
         stack.enter_context(scratch_in(out))
         if not ranks.broadcast(is_finished(out)):
             ranks.all_or_none(lambda: _same_folder(run_folder))
-            builder = BundleBuilder(run_folder, fingerprint, device, networks, ranks)
-            found = method.train_public(builder, PublicImages(images, sources, names), chosen)
-            data = PublicData(
-                sources=tuple(path.name for path in paths),
-                classes=images.classes,
-                pre_training=found.pre_training,
-                reference=found.reference,
-                fingerprint=fingerprint,
-                # the same images may be given in a form that does not say so any more
-                origins=union(images.origins, () if networks is None else networks.origins),
-            )
-            config = _config(chosen, data, builder, found)
-            if ranks.first:
-                write_bundle(out, config, builder.components, card=public_card(config, found.about))
-                run_folder.leave()
-            # the others open it when it is there
-            ranks.broadcast(None)
+            builder = BundleBuilder(run_folder, asked.fingerprint, device, networks, ranks)
+            _make(method, asked, builder, run_folder)
         return Bundle.open(out, "out", "public")
+
+
+def _make(method: Method[Any], asked: _Prepared, builder: BundleBuilder, run_folder: RunFolder) -> None:
+    """Let the method make the components, and write the bundle."""
+    public, ranks = asked.public, builder.ranks
+    found = method.train_public(builder, public, asked.settings)
+    data = PublicData(
+        sources=asked.sources,
+        classes=public.images.classes,
+        pre_training=found.pre_training,
+        reference=found.reference,
+        fingerprint=asked.fingerprint,
+        origins=asked.origins,
+    )
+    config = _config(asked.settings, data, builder, found)
+    if ranks.first:
+        write_bundle(run_folder.out, config, builder.components, card=public_card(config, found.about))
+        run_folder.leave()
+    # the others open it when it is there
+    ranks.broadcast(None)
 
 
 def _config(settings: MethodSettings, data: PublicData, builder: BundleBuilder, found: Description) -> BundleConfig:
@@ -144,6 +155,44 @@ def _config(settings: MethodSettings, data: PublicData, builder: BundleBuilder, 
         public=data,
         recipes=builder.recipes,
         facts=found.facts | ({"findings": list(found.findings)} if found.findings else {}),
+    )
+
+
+def _prepare(
+    paths: Sequence[Path],
+    out: Path,
+    settings: MethodSettings | AutomaticChoice,
+    device: torch.device,
+    networks: Bundle | None,
+    label_column: str | None,
+    ranks: Ranks,
+) -> _Prepared:
+    """Read and check everything before anything is written."""
+    chosen, sets = _read(paths, out, settings, device, label_column, ranks)
+    images = join(sets, "public")
+    # augmented images are drawn from each set alike, so the division into sets matters
+    fingerprint = f"{images.fingerprint()}-{len(sets)}"
+    ranks.all_or_none(lambda: None if networks is None else check_same_images(networks, fingerprint))
+    # settings of private training and sampling are not fixed here
+    used = chosen.model_dump(mode="json", include={"method", *chosen.public_sections})
+    manifest: Json = {
+        "settings": used,
+        "public": {"sources": [path.name for path in paths], "classes": images.classes, "images": fingerprint},
+    }
+    if networks is not None and networks.config.kind == "networks":
+        manifest["networks"] = networks.digest
+    return _Prepared(
+        settings=chosen,
+        public=PublicImages(
+            images,
+            np.repeat(np.arange(len(sets)), [len(part) for part in sets]),
+            tuple(name for part in sets for name in part.classes),
+        ),
+        sources=tuple(path.name for path in paths),
+        fingerprint=fingerprint,
+        # the same images may be given in a form that does not say so any more
+        origins=union(images.origins, () if networks is None else networks.origins),
+        manifest=manifest,
     )
 
 

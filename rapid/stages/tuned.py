@@ -115,6 +115,7 @@ def tune_private_bundle(  # noqa: PLR0913 - each is an argument of the command
         PrivacyRefused: the limit of the images would be exceeded, or a trial was refused.
         Stopped: a stop was requested; the state is saved, and everything stays charged.
     """
+    RunFolder(out).check(resume=resume)
     book = Ledger(ledger or default_path())
     opened = {name: method_and_base(base, settings, device) for name, settings in candidates.items()}
     with scratch_in(out):

@@ -6,7 +6,7 @@ import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from rapid.errors import InputError
-from rapid.files import write_json
+from rapid.files import check_folder, write_json
 
 MANIFEST, RUN, LOCK = "manifest.json", "run.json", "lock"
 
@@ -31,13 +31,16 @@ class RunFolder:
         self.out = out
         self.new = False
         self._checkpoints = out / "checkpoints"
+        self._manifest = self._checkpoints / MANIFEST
+        self._made = False
 
     @classmethod
     @contextmanager
     def enter(cls, out: Path, command: str, manifest: dict[str, Any], *, resume: bool) -> Iterator[RunFolder]:
         """Begin in a new or empty folder, or with `resume` continue in one with the same command and manifest.
 
-        No other process can enter meanwhile. The manifest must hold public facts only: it is written to disk.
+        No other process can enter meanwhile. The manifest must hold public facts only: it is written to disk. If the
+        block raises an `InputError` before it has written anything, the run is discarded.
 
         Raises:
             InputError: the folder holds something else, or another manifest, or an unfinished run without `resume`, or
@@ -45,17 +48,14 @@ class RunFolder:
         """
         run_folder = cls(out)
         written = {"command": command, **manifest}
-        file = run_folder._checkpoints / MANIFEST
-        if out.exists() and not out.is_dir():
-            raise InputError("out", "is a file; give a new folder", out)
-        if run_folder._begun() and not file.is_file():
-            raise InputError("out", "holds other files and no run of rapid; give a new folder", out)
+        run_folder._made = not out.exists()
+        run_folder.check(resume=resume)
         with run_folder._locked():
-            if not file.is_file():
+            # another process may have begun one meanwhile
+            run_folder.check(resume=resume)
+            if not run_folder._manifest.is_file():
                 run_folder.new = True
-                write_json(file, written)
-            elif not resume:
-                raise InputError("out", "holds an earlier run; continue with --resume or give a new folder", out)
+                write_json(run_folder._manifest, written)
             # the earlier manifest went through JSON, so this one must too
             difference = _first_difference(run_folder.earlier(), json.loads(json.dumps(written)))
             if difference is not None:
@@ -63,16 +63,40 @@ class RunFolder:
                     "out", f"holds a run with another '{difference}'; use the same value, or give a new folder", out
                 )
             run_folder._sweep()
-            yield run_folder
+            try:
+                yield run_folder
+            except InputError:
+                if not run_folder._begun({MANIFEST}):
+                    run_folder.discard()
+                raise
 
-    def _begun(self) -> bool:
-        """Whether the folder holds more than the remains of a run that was killed before it wrote its manifest."""
+    def check(self, *, resume: bool) -> None:
+        """Refuse a folder that `enter` refuses whatever the manifest is, before long work. Nothing is left in it.
+
+        Raises:
+            InputError: it is a file, holds something else, or an earlier run without `resume`, or cannot be written.
+        """
+        if self.out.exists() and not self.out.is_dir():
+            raise InputError("out", "is a file; give a new folder", self.out)
+        begun = self._manifest.is_file()
+        if not begun and self._begun():
+            raise InputError("out", "holds other files and no run of rapid; give a new folder", self.out)
+        if begun and not resume:
+            raise InputError("out", "holds an earlier run; continue with --resume or give a new folder", self.out)
+        check_folder(self.out, "out", self.out)
+
+    def _begun(self, but: Set[str] = frozenset()) -> bool:
+        """Whether the folder holds more than the remains of a run that was killed before it wrote its manifest.
+
+        Args:
+            but: names in `checkpoints/` that do not count.
+        """
         if not self.out.exists():
             return False
         if any(path != self._checkpoints for path in self.out.iterdir()):
             return True
         inside = self._checkpoints.iterdir() if self._checkpoints.is_dir() else ()
-        return any(path.name != LOCK and not path.name.startswith(f".{MANIFEST}.") for path in inside)
+        return any(path.name not in {LOCK, *but} and not path.name.startswith(f".{MANIFEST}.") for path in inside)
 
     def run_name(self, dataset: str = "", units: str = "") -> str:
         """A random name for the run in this folder, the same when it is resumed here.
@@ -115,7 +139,7 @@ class RunFolder:
     def earlier(self) -> dict[str, Any] | None:
         """The manifest of an earlier run in this folder; None if there is none that can be read."""
         try:
-            manifest: dict[str, Any] = json.loads((self._checkpoints / MANIFEST).read_text(encoding="utf-8"))
+            manifest: dict[str, Any] = json.loads(self._manifest.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         return manifest
@@ -125,9 +149,14 @@ class RunFolder:
         return self._checkpoints / f"{name}.pt"
 
     def discard(self) -> None:
-        """Remove the folder if this run began it: nothing was done, so the command can be repeated."""
-        if self.new:
+        """Remove what this run wrote if it began here: nothing was done, so the command can be repeated."""
+        if not self.new:
+            return
+        if self._made:
             shutil.rmtree(self.out)
+        else:
+            # the user's own empty folder
+            shutil.rmtree(self._checkpoints)
 
     def leave(self) -> None:
         """Remove training states: the bundle is finished. The manifest stays, so a repeated command is recognised."""

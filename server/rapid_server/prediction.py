@@ -55,7 +55,8 @@ class Predictor:
         """Probability of each class, float32 (n, classes), of n PNG files.
 
         Raises:
-            InputError: a file is not an image that the model takes; the field is "images".
+            InputError: a file is not an image that the model takes; the field is "images", of several files
+                "images[N]" with the place of the first bad one.
             EngineFullError: too many images wait; ClientFullError if they are this client's.
             EngineStoppedError: no more requests are accepted.
             EngineFailedError: the model failed; the traceback is in the log.
@@ -91,7 +92,8 @@ class Predictor:
 
     def _run(self, classifier: Classifier, files: Sequence[bytes]) -> NDArray[np.float32]:
         form = classifier.bundle.config.image
-        images = np.concatenate([read_png(content, form, "images") for content in files])
+        names = [f"images[{place}]" for place in range(len(files))] if len(files) > 1 else ["images"]
+        images = np.concatenate([read_png(content, form, name) for name, content in zip(names, files, strict=True)])
         try:
             return classifier.probabilities(images)
         except Exception:

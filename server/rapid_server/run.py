@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -17,6 +17,10 @@ from rapid.errors import InputError
 from rapid_server import logs
 
 if TYPE_CHECKING:
+    import uvicorn
+
+    from rapid.sampling.classifier import Classifier
+    from rapid.sampling.generator import Generator
     from rapid_server.engine import Engine
     from rapid_server.settings import ServerSettings
 
@@ -39,71 +43,89 @@ def serve(settings: ServerSettings) -> None:
         InputError: the port or host cannot be used, or something is wrong with a bundle.
     """
     try:
-        import uvicorn
-
         from rapid_server.app import create_app
         from rapid_server.connections import uvicorn_config
     except ModuleNotFoundError as error:
         raise InputError("", f"rapid serve needs {error.name}: pip install 'rapid[serve]'") from None
 
     with listen(settings.host, settings.port) as listener:
-        from rapid.methods import open_model
-
         logs.configure(settings.log_format)
-        # in a thread that ends, and its OpenMP threads with it: they would slow down those of the engine
-        with ThreadPoolExecutor(1) as opener:
-            opened = [opener.submit(open_model, path, settings.device) for path in settings.models.values()]
-            models = dict(zip(settings.models, [one.result() for one in opened], strict=True))
+        models = _opened(settings)
         for line in settings.shown().splitlines():
             _LOG.info("setting %s", line)
         app = create_app(models, settings)
-        engine: Engine = app.state.engine
-        serving = f"serving {', '.join(models)} at {_url(settings.host, listener)}"
-
-        class Server(uvicorn.Server):
-            """uvicorn, except that a signal is a normal end: exit code 0, not death by that signal."""
-
-            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-                await super().startup(sockets)
-                print(serving, flush=True)
-
-            async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-                engine.drain()
-                asyncio.get_running_loop().call_later(settings.grace_seconds, engine.stop)
-                await super().shutdown(sockets)
-
-            @contextmanager
-            def capture_signals(self) -> Iterator[None]:
-                if threading.current_thread() is not threading.main_thread():
-                    yield
-                    return
-                handlers = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
-                try:
-                    yield
-                finally:
-                    for sig, handler in handlers.items():
-                        signal.signal(sig, handler)
-
         allow_files(settings.max_connections + OTHER_FILES)
-        server = Server(uvicorn_config(app, settings.max_connections, settings.grace_seconds))
-        altered: list[InputError] = []
-
-        def verify() -> None:
-            try:
-                for model in models.values():
-                    model.bundle.verify()
-            except InputError as error:
-                altered.append(error)
-                server.should_exit = True
-
-        # large knowledge bases take minutes to read: meanwhile the models are served
-        threading.Thread(target=verify, name="verify", daemon=True).start()
+        server = _server(
+            uvicorn_config(app, settings.max_connections, settings.grace_seconds),
+            app.state.engine,
+            settings.grace_seconds,
+            f"serving {', '.join(models)} at {_url(settings.host, listener)}",
+        )
+        altered = _verify(models, server)
         try:
             server.run(sockets=[listener])
         finally:
-            engine.close()
+            app.state.engine.close()
         if altered:
             raise altered[0]
+
+
+def _opened(settings: ServerSettings) -> dict[str, Generator | Classifier]:
+    """The models by name."""
+    from rapid.methods import open_model
+
+    # in a thread that ends, and its OpenMP threads with it: they would slow down those of the engine
+    with ThreadPoolExecutor(1) as opener:
+        opened = [opener.submit(open_model, path, settings.device) for path in settings.models.values()]
+        return dict(zip(settings.models, [one.result() for one in opened], strict=True))
+
+
+def _server(config: uvicorn.Config, engine: Engine, grace_seconds: float, serving: str) -> uvicorn.Server:
+    """What serves the application; prints the line `serving` when it accepts requests."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """uvicorn, except that a signal is a normal end: exit code 0, not death by that signal."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            print(serving, flush=True)
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            engine.drain()
+            asyncio.get_running_loop().call_later(grace_seconds, engine.stop)
+            await super().shutdown(sockets)
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            if threading.current_thread() is not threading.main_thread():
+                yield
+                return
+            handlers = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                yield
+            finally:
+                for sig, handler in handlers.items():
+                    signal.signal(sig, handler)
+
+    return Server(config)
+
+
+def _verify(models: Mapping[str, Generator | Classifier], server: uvicorn.Server) -> list[InputError]:
+    """Read the large files of the bundles in a thread; if one was altered, stop the server and add why to the list."""
+    altered: list[InputError] = []
+
+    def verify() -> None:
+        try:
+            for model in models.values():
+                model.bundle.verify()
+        except InputError as error:
+            altered.append(error)
+            server.should_exit = True
+
+    # large knowledge bases take minutes to read: meanwhile the models are served
+    threading.Thread(target=verify, name="verify", daemon=True).start()
+    return altered
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -33,6 +33,7 @@ Paths = dict[str, Path]
 def paths(tmp_path: Path, public_bundle: Path, private_bundle: Path, letters: Path, digits: Path) -> Paths:
     np.savez(tmp_path / "floats.npz", images=np.zeros((4, 28, 28)))
     np.savez(tmp_path / "large.npz", images=np.zeros((4, 40, 40), np.uint8))
+    np.savez(tmp_path / "one.npz", images=np.zeros((1, 28, 28), np.uint8))
     np.savez(tmp_path / "four.npz", images=np.zeros((4, 28, 28), np.uint8), labels=np.arange(4))
     np.savez(tmp_path / "unlabelled.npz", images=np.zeros((9, 28, 28), np.uint8))
     (tmp_path / "folder.json").mkdir()
@@ -59,6 +60,8 @@ GENERATE = "generate --model {private} --count 2 --out {new}.npz"
         ("build-kb --public {tmp}/floats.npz --out {new}", "uint8"),
         ("build-kb --public {tmp}/large.npz --out {new} --preset demo", "image.fit=resize"),
         ("build-kb --public {letters} --out {tmp}/full", "--out"),
+        ("build-kb --public {tmp}/one.npz --out {new} --preset demo", "1 images cannot be split"),
+        ("build-kb --public {tmp}/one.npz --out {tmp}/empty --preset demo", "1 images cannot be split"),
         (BUILD + " --networks {tmp}/none", "--networks"),
         (BUILD + " --networks {private}", "is a private bundle, expected a public one"),
         (BUILD.replace("demo", "nonsense"), "--preset nonsense"),
@@ -135,6 +138,43 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert words in lines[0]
     left = [path for path in sorted(paths["tmp"].rglob("*")) if path not in before]
     assert not left
+
+
+UNREAD = "--public {tmp}/floats.npz"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (f"build-kb {UNREAD} --out {{tmp}}/full", "holds other files and no run of rapid"),
+        (f"build-kb {UNREAD} --out {{public}}", "continue with --resume"),
+        (f"build-kb {UNREAD} --out {{tmp}}/full/mine.txt/out", "mine.txt is not a folder; choose another name"),
+        (f"build-kb {UNREAD} --out {{new}} --set retreival.k=3", "--set retreival: Extra inputs"),
+        (f"build-kb {UNREAD} --out {{new}} --set denoiser.channels=many", "--set denoiser.channels: Input should be"),
+        (f"build-kb {UNREAD} --out {{new}} --preset nonsense", "unknown; choose one of auto, "),
+        (f"build-kb {UNREAD} --out {{new}} --preset demo --set private.stps=3", "--set private.stps: Extra inputs"),
+        ("train-private --base {public} --private {tmp}/floats.npz --epsilon 1 --out {tmp}/full", "something else"),
+        ("train-private --base {public} --private {tmp}/floats.npz --epsilon 1 --out {private}", "--resume"),
+        ("train-private --base {public} --private {tmp}/none --epsilon 1 --out {new} --set private.a=1", "private.a:"),
+        ("plan --private {tmp}/floats.npz --batch 0", "--batch 0: must be at least 1"),
+        ("predict --model {tmp}/none --data {tmp}/none --out {tmp}/full/mine.txt/new.csv", "mine.txt is not a folder"),
+        ("evaluate --synthetic {tmp}/none --real {tmp}/none --out {tmp}/full/mine.txt/new.json", "is not a folder"),
+        ("generate --model {tmp}/none --count 2 --out {tmp}/full/mine.txt/new.npz", "--out"),
+        ("generate --model {tmp}/none --count 2 --out {new}.npz --report {tmp}/full/mine.txt/r.json", "--report"),
+        ("generate --model {tmp}/none --count 0 --out {new}.npz", "--count 0: must be at least 1"),
+        ("generate --model {tmp}/none --count 10000001 --out {new}.npz", "must be at most 10,000,000; make the rest"),
+        ("generate --model {tmp}/none --count 2 --seed -1 --out {new}.npz", "--seed -1: must lie in 0.."),
+    ],
+)  # fmt: skip
+def test_arguments_are_checked_before_anything_is_read(
+    command: str, words: str, paths: Paths, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The images or the model would be refused, too; and nothing else is shown, such as progress."""
+    assert main([part.format(**paths) for part in command.split()]) == 2
+    found = capfd.readouterr()
+    assert (len(found.err.splitlines()), found.out) == (1, "")
+    assert words in found.err
+    assert not paths["new"].exists()
 
 
 def test_other_commands_are_not_distributed(

@@ -145,6 +145,7 @@ def test_names_go_before_numbers() -> None:
         ("cat=1,dog", "'dog' needs a whole number of images, not ''"),
         ("cat=many", "not 'many'"),
         ("cat=9999999999", "not '9999999999'"),
+        ("cat=9000000,7=1000001", "asks for more than 10,000,000 images; make the rest with other seeds"),
         ("bird=1", "'bird' is unknown; the model knows cat, 7"),
         (",", "is no file"),
     ],

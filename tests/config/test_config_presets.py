@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rapid.config.presets import generation_settings, preset_names, preset_tree, private_settings
+from rapid.config.presets import check_overrides, generation_settings, preset_names, preset_tree, private_settings
 from rapid.errors import InputError
-from rapid.methods import apply_overrides, load_settings
+from rapid.methods import apply_overrides, load_settings, settings_class
 
 
 def write(folder: Path, **presets: str) -> Path:
@@ -68,6 +68,31 @@ def test_a_bad_override_is_named(override: str, field: str, words: str) -> None:
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("override", "field", "words"),
+    [
+        ("retrieval.k=-1", "retrieval.k", "greater than or equal to 1"),
+        ("image.channels=2", "image.channels", "should be 1 or 3"),
+        ("private.physical_batch=0", "private.physical_batch", "use a whole number of at least 1, or auto"),
+        ("retrieval.kk=3", "retrieval.kk", "Extra inputs"),
+        ("retreival.k=3", "set", "retreival: Extra inputs"),
+        ("retrieval=3", "set", "retrieval: Input should be"),
+        ("nonsense", "set", "write it as section.name=value"),
+        ("retrieval.k.more=3", "retrieval.k.more", "'k' is a value"),
+    ],
+)
+def test_what_fits_no_settings_is_refused_before_they_are_chosen(override: str, field: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_overrides(settings_class("rapid"), ["private.steps=7", override])
+    assert caught.value.field == field
+    assert words in str(caught.value)
+
+
+def test_what_does_not_fit_the_defaults_may_fit_other_settings() -> None:
+    """A step k below the default v, and a side that the default autoencoder cannot halve."""
+    check_overrides(settings_class("rapid"), ["retrieval.k=100", "image.size=30", "autoencoder.latent_channels=99"])
+
+
 def test_the_tree_is_left_unchanged() -> None:
     tree = preset_tree("demo")
     apply_overrides(tree, ["private.steps=7", "split.seed=3"])
@@ -100,8 +125,10 @@ def test_presets_that_extend_each_other_or_nothing_are_refused(tmp_path: Path) -
         preset_tree("own", folder)
     with pytest.raises(InputError, match="preset lost: lost extends 'nowhere', which does not exist"):
         preset_tree("lost", folder)
-    with pytest.raises(InputError, match="preset none: unknown; choose one of a, b"):
+    with pytest.raises(InputError, match="preset none: unknown; choose one of auto, a, b"):
         preset_tree("none", folder)
+    with pytest.raises(InputError, match="preset auto: is for build-kb, and for --base that it made; choose one of a,"):
+        preset_tree("auto", folder)
 
 
 def test_the_faces_differ_in_size_and_batch_only() -> None:

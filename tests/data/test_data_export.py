@@ -164,6 +164,10 @@ def test_picture_of_one_class_wraps_and_names_of_any_length_fit() -> None:
         ("out.jpg", r"give a folder, or a name that ends in \.npz, \.parquet or \.png"),
         ("file", "give a folder"),
         ("full", "not empty"),
+        ("file/deep/new", "file is not a folder; choose another name"),
+        ("file/new.npz", "file is not a folder; choose another name"),
+        # where not even root can
+        ("/proc/new.npz", "nothing can be written in /proc"),
         ("folder.npz", "is a folder"),
         ("folder.parquet", "is a folder"),
         ("folder.png", "is a folder"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 import numpy as np
@@ -172,6 +173,14 @@ def test_a_drawn_seed_makes_the_same_images_again() -> None:
     np.testing.assert_array_equal(again.images, first.images)
 
 
+def test_many_images_are_mapped_from_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = generate(Closed(), 50, seed=3).images
+    monkeypatch.setattr("rapid.mapped.LARGE", expected.nbytes - 1)
+    found = generate(Closed(), 50, seed=3).images
+    assert isinstance(found.base, mmap.mmap)
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_progress_after_each_batch() -> None:
     seen: list[tuple[int, int]] = []
     generate(Closed(batch_size=5), 12, progress=lambda done, total: seen.append((done, total)))
@@ -183,6 +192,7 @@ def test_progress_after_each_batch() -> None:
     [
         ({"count": 0}, "count", "count 0: must be at least 1"),
         ({"count": -1}, "count", "count -1: must be at least 1"),
+        ({"count": 10**7 + 1}, "count", "count 10000001: must be at most 10,000,000; make the rest with other seeds"),
         ({"count": 3, "labels": [1]}, "labels", "labels: 1 given for 3 images; give one for each"),
         ({"count": 2, "labels": [0, 3]}, "labels", "labels: class indices must lie in 0..2"),
         ({"count": 2, "labels": [-1, 0]}, "labels", "labels: class indices must lie in 0..2"),

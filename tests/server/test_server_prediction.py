@@ -79,6 +79,7 @@ def test_wrong_requests_are_told_what_is_wrong(both: httpx.Client, files: list[b
         ({"images": [base64.b64encode(b"GIF89a").decode()]}, "images: should be a PNG file"),
         ({"images": [base64.b64encode(files[0][:60]).decode()]}, "images: "),
         ({"images": [base64.b64encode(encode_png(np.zeros((33, 20), np.uint8))).decode()]}, "images: is 20x33 pixels"),
+        ({"images": [*good[:2], base64.b64encode(b"GIF89a").decode()]}, "images[2]: should be a PNG file"),
         ({"images": good * 2}, "images: should have at most 8 entries"),
         ({"images": good, "count": 1}, "count: is not a known field"),
         ([1], "body: should be a JSON object"),

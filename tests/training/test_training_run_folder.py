@@ -149,6 +149,32 @@ def test_only_a_folder_that_this_run_began_is_discarded(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("existed", [False, True])
+def test_a_run_that_was_refused_before_it_wrote_anything_has_not_begun(tmp_path: Path, existed: bool) -> None:
+    out = tmp_path / "out"
+    if existed:
+        out.mkdir()
+    with pytest.raises(InputError, match="too few"), enter(out):
+        raise InputError("public", "too few")
+    assert [path.name for path in tmp_path.rglob("*")] == ["out"] * existed
+
+
+@pytest.mark.parametrize("name", ["checkpoints/run.json", "checkpoints/denoiser.pt", "autoencoder"])
+def test_what_a_refused_run_wrote_is_kept(tmp_path: Path, name: str) -> None:
+    """Such as the name under which the ledger knows it."""
+    with pytest.raises(InputError, match="too few"), enter(tmp_path / "out"):
+        (tmp_path / "out" / name).touch()
+        raise InputError("public", "too few")
+    assert (tmp_path / "out" / name).exists()
+    assert RunFolder(tmp_path / "out").earlier() is not None
+    # nor is a run that was begun earlier discarded
+    with enter(tmp_path / "other"):
+        pass
+    with pytest.raises(InputError, match="too few"), enter(tmp_path / "other", resume=True):
+        raise InputError("public", "too few")
+    assert RunFolder(tmp_path / "other").earlier() is not None
+
+
 def test_leaving_removes_training_states_and_keeps_what_recognises_the_command(tmp_path: Path) -> None:
     with enter(tmp_path) as run_folder:
         run_folder.run_name()
