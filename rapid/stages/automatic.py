@@ -96,7 +96,8 @@ class AutomaticChoice:
     def measured(self, settings: MethodSettings, device: torch.device, processes: int) -> float:
         """Number of per-example gradients for which the private stage has time, by a measurement."""
         seconds = self._chooser().seconds_per_gradient(settings, device)
-        return WORK * Resources(device, self.minutes, processes, self.begun).seconds_left / seconds
+        # the time may be over already
+        return max(1.0, WORK * Resources(device, self.minutes, processes, self.begun).seconds_left / seconds)
 
     def private_settings(
         self, settings: MethodSettings, facts: Any, epsilon: float, found: float, out: Path, *, first: bool

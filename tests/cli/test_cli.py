@@ -153,7 +153,7 @@ UNREAD = "--public {tmp}/floats.npz"
         (f"build-kb {UNREAD} --out {{new}} --set denoiser.channels=many", "--set denoiser.channels: Input should be"),
         (f"build-kb {UNREAD} --out {{new}} --preset nonsense", "unknown; choose one of auto, "),
         (f"build-kb {UNREAD} --out {{new}} --preset demo --set private.stps=3", "--set private.stps: Extra inputs"),
-        ("train-private --base {public} --private {tmp}/floats.npz --epsilon 1 --out {tmp}/full", "something else"),
+        ("train-private --base {public} --private {tmp}/floats.npz --epsilon 1 --out {tmp}/full", "holds other files"),
         ("train-private --base {public} --private {tmp}/floats.npz --epsilon 1 --out {private}", "--resume"),
         ("train-private --base {public} --private {tmp}/none --epsilon 1 --out {new} --set private.a=1", "private.a:"),
         ("plan --private {tmp}/floats.npz --batch 0", "--batch 0: must be at least 1"),

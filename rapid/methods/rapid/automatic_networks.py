@@ -186,9 +186,10 @@ class _Pace:
             count: number of public images.
         """
         s, autoencoder, views = self._settings, self._autoencoder(), self._views()
-        encode_views(autoencoder, views)
-        begin = time.monotonic()
-        encode_views(autoencoder, views)
+        with hidden():
+            encode_views(autoencoder, views)
+            begin = time.monotonic()
+            encode_views(autoencoder, views)
         each = (time.monotonic() - begin) / SAMPLE
         shown = (1 - s.split.reference) * (s.augmentations.training or count)
         kept = s.split.reference * (s.augmentations.reference or count)
