@@ -114,7 +114,7 @@ def test_a_single_image_is_not_enough(tmp_path: Path) -> None:
         (("--minutes", "0"), "--minutes 0.0: must be a positive number"),
         (("--minutes", "nan"), "--minutes nan: must be a positive number"),
         (("--minutes", "3", "--preset", "demo"), "--minutes: is for settings that choose themselves"),
-        (("--set", "autoencoder.latent_channels=99"), "at most 12"),
+        (("--set", "autoencoder.latent_channels=99"), "the numbers of a patch"),
     ],
 )
 def test_bad_requests_are_refused_in_one_line(
