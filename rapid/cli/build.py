@@ -7,14 +7,14 @@ from datetime import timedelta
 
 from rapid.bundle import Bundle
 from rapid.bundle.networks import open_networks
-from rapid.config.presets import DEFAULT_METHOD, check_overrides, networks_settings
+from rapid.config.presets import AUTO, DEFAULT_METHOD, check_overrides, networks_settings
 from rapid.config.sections import MethodSettings
 from rapid.errors import InputError
 from rapid.methods import apply_overrides, find_method, load_settings, settings_class
 from rapid.methods.base import Automatic, Extending
 from rapid.ranks import Ranks
 from rapid.runtime import choose_device
-from rapid.stages.automatic import PRESET, AutomaticChoice
+from rapid.stages.automatic import AutomaticChoice
 from rapid.stages.public import build_public_bundle
 
 MINUTES = 30.0
@@ -57,7 +57,7 @@ def _asked(options: argparse.Namespace) -> tuple[Bundle | None, MethodSettings |
     if networks is not None and networks.config.kind == "networks":
         settings = settings_of_networks(networks, options)
         refuse_minutes(options)
-    elif options.preset == PRESET or (options.preset is None and _chooses(options.method)):
+    elif options.preset == AUTO or (options.preset is None and _chooses(options.method)):
         method = options.method or DEFAULT_METHOD
         # all else is chosen by the images, which take longer to read
         check_overrides(settings_class(method), options.overrides)
@@ -78,8 +78,8 @@ def settings_of_networks(networks: Bundle, options: argparse.Namespace) -> Metho
     name = networks.config.method
     if options.method not in (None, name):
         raise InputError("method", f"the networks (--networks) are of the method {name}", options.method)
-    if options.preset == PRESET:
-        raise InputError("preset", "the networks (--networks) are trained already; leave it out", PRESET)
+    if options.preset == AUTO:
+        raise InputError("preset", "the networks (--networks) are trained already; leave it out", AUTO)
     method: object = find_method(name)
     if not isinstance(method, Extending):
         raise InputError("networks", f"{name} trains its own networks; leave it out", options.networks)

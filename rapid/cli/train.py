@@ -13,7 +13,7 @@ from rapid.bundle import Bundle
 from rapid.bundle.card import CLASSIFICATION, privacy_in_words
 from rapid.cli.build import MINUTES, settings_without_base
 from rapid.cli.tables import plan_table
-from rapid.config.presets import private_settings
+from rapid.config.presets import AUTO, private_settings
 from rapid.config.sections import DpSgdSettings, ImageSettings, MethodSettings
 from rapid.data import ImageSet
 from rapid.data.classes import UNDECLARED, read_classes
@@ -27,7 +27,7 @@ from rapid.methods import apply_overrides, find_method, load_settings
 from rapid.progress import Progress
 from rapid.rounding import rounded_up
 from rapid.runtime import choose_device
-from rapid.stages.automatic import PRESET, AutomaticChoice, PrivateChoice
+from rapid.stages.automatic import AutomaticChoice, PrivateChoice
 from rapid.stages.private import train_private_bundle
 from rapid.stages.timed import TimedSteps
 
@@ -100,7 +100,7 @@ def _print_plan(
         print(f"epsilon covers all releases together; {', '.join(spent)}")
     if band := common.get("noise_band"):
         print(f"noise is correlated over {band} steps, which signal/noise allows for; images take turns")
-    if settings.preset == PRESET:
+    if settings.preset == AUTO:
         print("train-private chooses batch and steps of its own by --minutes; other numbers, as here, are for --set")
     print()
     print(plan_table(rows, common["group_size"]))
@@ -142,9 +142,9 @@ def train_private(options: argparse.Namespace) -> None:
 
 def _automatic(options: argparse.Namespace) -> PrivateChoice | None:
     """A request that the method chooses, if --preset auto or an automatic --base asks for it; or the steps alone."""
-    if options.base is not None and options.preset in (None, PRESET):
+    if options.base is not None and options.preset in (None, AUTO):
         config = Bundle.open(options.base, "base", "public").config
-        if PRESET in (options.preset, config.settings.get("preset")):
+        if AUTO in (options.preset, config.settings.get("preset")):
             minutes = MINUTES if options.minutes is None else options.minutes
             return AutomaticChoice(config.method, tuple(options.overrides), minutes, print)
     if options.minutes is None:
@@ -195,7 +195,7 @@ def settings_of_run(base: Path | None, options: argparse.Namespace) -> MethodSet
 def _settings_on(base: Bundle, preset: str | None, overrides: list[str]) -> MethodSettings:
     """The settings of a private run on a public bundle."""
     settings: MethodSettings = base.settings_as(find_method(base.config.method).settings)
-    return private_settings(settings, None if preset == PRESET else preset, overrides)
+    return private_settings(settings, None if preset == AUTO else preset, overrides)
 
 
 def _facts(options: argparse.Namespace, images: ImageSet | None) -> PublicFacts:

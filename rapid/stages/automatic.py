@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from rapid.config.presets import AUTO
 from rapid.config.sections import MethodSettings
 from rapid.data import ImageSet
 from rapid.data.canvas import LARGEST_SIDE, Canvas
@@ -18,8 +19,6 @@ from rapid.methods import apply_overrides, find_method
 from rapid.methods.base import Automatic, Resources
 from rapid.training import RunFolder
 
-PRESET = "auto"
-"""The name under which the choice is recorded, as that of a preset."""
 WORK = 0.9
 """Share of the minutes of the private stage that gradients may take."""
 
@@ -81,7 +80,7 @@ class AutomaticChoice:
         earlier = earlier_settings(out, "build-kb")
         if not earlier:
             self._tell(choice.why)
-        return apply_overrides({**choice.settings, **earlier, "preset": PRESET}, self.overrides)
+        return apply_overrides({**choice.settings, **earlier, "preset": AUTO}, self.overrides)
 
     def canvas(self) -> Canvas:
         """How the public images are read before their settings are chosen; what the user set of `image` is known.
@@ -111,12 +110,12 @@ class AutomaticChoice:
                 tree[name] = tree[name] | section
             if first:
                 self._tell(choice.why)
-        return apply_overrides({**tree, "preset": PRESET}, self.overrides).for_private_run(self.overrides)
+        return apply_overrides({**tree, "preset": AUTO}, self.overrides).for_private_run(self.overrides)
 
     def _chooser(self) -> Automatic:
         method: object = find_method(self.method)
         if not isinstance(method, Automatic):
-            raise InputError("preset", f"{self.method} does not choose its settings; name a preset", PRESET)
+            raise InputError("preset", f"{self.method} does not choose its settings; name a preset", AUTO)
         return method
 
     def _tell(self, lines: Sequence[str]) -> None:
