@@ -190,6 +190,7 @@ OTHERWISE: dict[str, Any] = {
     "denoiser.attention": (False,),
     "denoiser.heads": 1,
     "probe.enabled": None,  # there is no probe then
+    "retrieval.enabled": None,  # there is no knowledge base then: see test_cli_without_retrieval
     "private.start": 300,
     "private.trainable": ("*bias",),
     "generation.start": 200,

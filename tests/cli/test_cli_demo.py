@@ -29,6 +29,7 @@ def few_samples(letters: Path, digits: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("few_samples")
+@pytest.mark.filterwarnings("ignore:private.tones.share")  # noise hides the tones of so few images
 @pytest.mark.filterwarnings("ignore:the probe takes .*% of the images")  # so small a probe may take none
 def test_demo(networks: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     demo.run_demo(tmp_path, torch.device("cpu"), networks, OVERRIDES)

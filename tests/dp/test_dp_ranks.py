@@ -153,13 +153,13 @@ def test_train_private_on_two_ranks(
     assert bundle.component("denoiser", Denoiser).num_classes == 10
 
 
-def test_a_single_image_on_two_ranks(tmp_path: Path, public_bundle: Path, digits: Path) -> None:
+def test_two_images_on_two_ranks(tmp_path: Path, public_bundle: Path, digits: Path) -> None:
     with np.load(digits) as archive:
-        np.savez(tmp_path / "one.npz", images=archive["images"][:1], labels=np.zeros(1, np.int64))
+        np.savez(tmp_path / "two.npz", images=archive["images"][:2], labels=np.zeros(2, np.int64))
     out = tmp_path / "out"
-    ends = ends_of(two_ranks(*arguments(public_bundle, tmp_path / "one.npz", out, "--set", "private.expected_batch=1")))
+    ends = ends_of(two_ranks(*arguments(public_bundle, tmp_path / "two.npz", out, "--set", "private.expected_batch=1")))
     assert [end.returncode for end in ends] == [0, 0], ends
-    assert json.loads((out / "privacy.json").read_text())["dataset_size"] == 1
+    assert json.loads((out / "privacy.json").read_text())["dataset_size"] == 2
 
 
 def test_bad_input_is_said_once(tmp_path: Path, public_bundle: Path) -> None:

@@ -102,5 +102,5 @@ def test_the_limit_is_kept(charge: Charge) -> None:
 def test_a_state_of_other_images_is_refused(charge: Charge) -> None:
     charge.begin_whole(RELEASE).settle(STATE)
     for run in ("run", "copy"):
-        with pytest.raises(InputError, match="other images"):
+        with pytest.raises(InputError, match="differs from the images of the run"):
             Charge(charge.ledger, "letters", run, ASKED).begin_whole(RELEASE, STATE)

@@ -222,7 +222,7 @@ def test_a_refused_trial_ends_it_and_stays_charged(private: Path) -> None:
 def test_resuming_with_another_request_is_refused(private: Path) -> None:
     with stop_on_signal(), pytest.raises(Stopped):
         tune(private, Referee(stop_at(0)))
-    with pytest.raises(InputError, match=r"differs in 'trials\.mean'"):
+    with pytest.raises(InputError, match=r"another 'trials\.mean'"):
         tune(private, Referee(), 5.0, resume=True)
 
 
