@@ -20,7 +20,7 @@ SHARED = ("build-kb", "generate", "train-private")
 OUT_OF_MEMORY = re.compile(r"out of memory|(can't allocate|cannot allocate|not enough) memory|ALLOC_FAILED")
 """What torch, its allocator on CPUs and the libraries of CUDA say."""
 LESS_MEMORY = {
-    "train-private": "--set private.physical_batch=N, smaller than now, or auto, which measures what fits",
+    "train-private": "--set private.physical_batch=N, smaller than now or auto, with a new --out",
     "build-kb": "a smaller batch_size of the network that was trained, with --set, or a smaller network",
     "generate": "--set generation.batch_size=N, smaller than now",
     "serve": "--batch N, smaller than now",

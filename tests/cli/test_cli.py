@@ -303,7 +303,7 @@ def test_too_little_memory_is_one_line(tmp_path: Path, digits: Path) -> None:
     )  # fmt: skip
     _, errors = process.communicate(timeout=60)
     assert errors.splitlines()[-1] == (
-        "rapid: out of memory; use --set private.physical_batch=N, smaller than now, or auto, which measures what fits"
+        "rapid: out of memory; use --set private.physical_batch=N, smaller than now or auto, with a new --out"
     )
     assert "Traceback" not in errors
     assert process.returncode == 1
