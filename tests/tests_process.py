@@ -91,16 +91,18 @@ class Program:
     def communicate(self, timeout: float = 120) -> tuple[str, str]:
         """Read the rest of its output and wait for its end; kills it after `timeout` seconds."""
         deadline = time.monotonic() + timeout
-        with ThreadPoolExecutor(2) as pool:
-            found = [pool.submit(file.read) for file in (self.stdout, self.stderr)]
-            try:
-                self.wait(timeout)
-                # what it has started may still write
-                texts = [one.result(max(1.0, deadline - time.monotonic())) for one in found]
-            except BaseException:
-                self.kill()
-                raise
-        self.close()
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                found = [pool.submit(file.read) for file in (self.stdout, self.stderr)]
+                try:
+                    self.wait(timeout)
+                    # what it has started may still write
+                    texts = [one.result(max(1.0, deadline - time.monotonic())) for one in found]
+                except BaseException:
+                    self.kill()
+                    raise
+        finally:
+            self.close()
         return texts[0], texts[1]
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ from rapid.nn import Autoencoder, Denoiser
 from rapid.probe.features import ProbeRecipe, train_features
 from rapid.progress import hidden
 from rapid.training import Checkpoint
-from rapid.training.timing import seconds_per_step
+from rapid.training.timing import seconds_per_step, seconds_per_training_step
 
 SHARES = {"probe": 0.25, "encoder": 0.09}
 """Of the time for training, at most; the denoiser has the rest."""
@@ -40,8 +39,8 @@ BATCH = {"denoiser": 256, "probe": 128, "encoder": 128}
 MOST_STEPS = {"probe": 6000, "encoder": 400}
 PART = 4
 """Widths are compared by steps with a batch smaller by this factor."""
-MEASURED_SHARE, MEASURED_SECONDS, MEASURED_STEPS = 0.01, 5.0, 2
-"""How long first steps are measured: a share of the time, at most so many seconds, at least so many steps."""
+MEASURED_SHARE, MEASURED_SECONDS = 0.01, 5.0
+"""How long first steps are measured: a share of the time, at most so many seconds."""
 SAMPLE = 500
 """Random images that are measured with."""
 PASSES = 3
@@ -152,7 +151,7 @@ class _Pace:
         def train(steps: int, checkpoint: Checkpoint) -> None:
             train_denoiser(self._denoiser_recipe(steps), latents, labels, self._classes, checkpoint)
 
-        return self._seconds(train)
+        return seconds_per_training_step(train, self._device, self._least)
 
     def probe(self) -> float:
         """Seconds of a step of the features of the probe."""
@@ -163,7 +162,7 @@ class _Pace:
             recipe = ProbeRecipe(images="", image=s.image, probe=own)
             train_features(recipe, self._images, self._labels, self._classes, self._device, checkpoint)
 
-        return self._seconds(train)
+        return seconds_per_training_step(train, self._device, self._least)
 
     def encoder(self) -> float:
         """Seconds of a step of the trajectory encoder, whose queries run the denoiser."""
@@ -177,7 +176,7 @@ class _Pace:
             )
             train_encoder(recipe, self._images, autoencoder, denoiser, self._device, checkpoint)
 
-        return self._seconds(train)
+        return seconds_per_training_step(train, self._device, self._least)
 
     def preparation(self, count: int) -> float:
         """Seconds in which all images are brought to latents, as often as the stage does it.
@@ -220,19 +219,6 @@ class _Pace:
             denoiser=own,
             latent_shape=s.latent_shape,
         )
-
-    def _seconds(self, train: Callable[[int, Checkpoint], None]) -> float:
-        """Of a step: what a training of several steps takes longer than one of a single step."""
-
-        def whole(steps: int) -> float:
-            with tempfile.TemporaryDirectory() as folder, hidden():
-                begin = time.monotonic()
-                train(steps, Checkpoint(Path(folder) / "state"))
-                return time.monotonic() - begin
-
-        one = whole(1)
-        more = max(MEASURED_STEPS, int(self._least / max(one, 1e-6)))
-        return max(whole(1 + more) - one, 1e-6) / more
 
 
 def _few(steps: int, batch: int) -> Training:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import torch
 
 from rapid.methods import apply_overrides
 from rapid.methods.base import Resources, Tree
+from rapid.methods.rapid import automatic_networks
 from rapid.methods.rapid.automatic_networks import BATCH, LEAST_EXAMPLES, MOST_STEPS, WIDTHS, choose_networks
 from rapid.methods.rapid.settings import RapidSettings
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(automatic_networks, "MEASURED_SECONDS", 0.3)
 
 
 def small(labelled: bool = True, retrieves: bool = True) -> Tree:
