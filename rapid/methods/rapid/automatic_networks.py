@@ -8,22 +8,26 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rapid.config.sections import Training
 from rapid.data.augmented import AugmentedImages
+from rapid.diffusion import Schedule
 from rapid.methods.base import Resources, Tree
 from rapid.methods.rapid.networks import (
     AutoencoderRecipe,
     DenoiserRecipe,
     EncoderRecipe,
     encode_views,
+    one_step_query,
     train_autoencoder,
     train_denoiser,
     train_encoder,
 )
+from rapid.methods.rapid.retrieval import QUERIES
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.methods.rapid.subspace import VIEWS
-from rapid.nn import Autoencoder, Denoiser
+from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.probe.features import ProbeRecipe, train_features
 from rapid.progress import hidden
 from rapid.training import Checkpoint
@@ -77,6 +81,8 @@ def choose_networks(tree: Tree, count: int, classes: int, labelled: bool, resour
             break
         width, step = wider, needed
     tree["denoiser"] = denoiser_of(width)
+    if wanted["encoder"]:
+        planned += pace.records(count)
     words = []
     for name, share in shares.items():
         seconds = pace.probe() if name == "probe" else pace.encoder()
@@ -166,15 +172,11 @@ class _Pace:
 
     def encoder(self) -> float:
         """Seconds of a step of the trajectory encoder, whose queries run the denoiser."""
-        s, autoencoder = self._settings, self._autoencoder()
+        autoencoder = self._autoencoder()
         denoiser = Denoiser.build(self._denoiser_recipe(1), self._classes).to(self._device).eval()
 
         def train(steps: int, checkpoint: Checkpoint) -> None:
-            own = s.encoder.model_copy(update={"training": _few(steps, BATCH["encoder"])})
-            recipe = EncoderRecipe(
-                images="", schedule=s.schedule, encoder=own, latent_shape=s.latent_shape, k=s.retrieval.k
-            )
-            train_encoder(recipe, self._images, autoencoder, denoiser, self._device, checkpoint)
+            train_encoder(self._encoder_recipe(steps), self._images, autoencoder, denoiser, self._device, checkpoint)
 
         return seconds_per_training_step(train, self._device, self._least)
 
@@ -194,6 +196,26 @@ class _Pace:
         kept = s.split.reference * (s.augmentations.reference or count)
         return (PASSES * shown + kept + VIEWS) * each
 
+    def records(self, count: int) -> float:
+        """Seconds in which the knowledge base is made and searched, beside what `preparation` counts.
+
+        Args:
+            count: number of public images.
+        """
+        s = self._settings
+        denoiser = Denoiser.build(self._denoiser_recipe(1), self._classes).to(self._device).eval()
+        encoder = TrajectoryEncoder.build(self._encoder_recipe()).to(self._device).eval()
+        schedule = Schedule.build(s.schedule).to(self._device)
+        latents, eps = torch.randn(2, SAMPLE, *s.latent_shape, device=self._device)
+
+        @torch.no_grad()
+        def keys() -> Tensor:
+            found: Tensor = encoder(one_step_query(denoiser, schedule, latents, eps, s.retrieval.k))
+            return found
+
+        made = s.split.reference * (s.augmentations.reference or count) + min(QUERIES, count)
+        return made * seconds_per_step(keys, self._device) / SAMPLE
+
     def _views(self) -> AugmentedImages:
         s = self._settings
         count = SAMPLE if s.augmentations.training else 0
@@ -207,6 +229,11 @@ class _Pace:
         )  # fmt: skip
         with tempfile.TemporaryDirectory() as folder, hidden():
             return train_autoencoder(recipe, self._views(), self._device, Checkpoint(Path(folder) / "state"))
+
+    def _encoder_recipe(self, steps: int = 1) -> EncoderRecipe:
+        s = self._settings
+        own = s.encoder.model_copy(update={"training": _few(steps, BATCH["encoder"])})
+        return EncoderRecipe(images="", schedule=s.schedule, encoder=own, latent_shape=s.latent_shape, k=s.retrieval.k)
 
     def _denoiser_recipe(self, steps: int) -> DenoiserRecipe:
         s = self._settings

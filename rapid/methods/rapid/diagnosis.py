@@ -33,6 +33,8 @@ LOSSY = 25.0
 """PSNR, dB, below which fine detail of small images is gone to the eye."""
 LOW_RECALL = 0.9
 """Share of the nearest records that an approximate index finds, below which it is told what finds more."""
+FEW_CLASSES = 0.25
+"""Share of the way from chance to 1 that is clearly above chance, whatever the number of classes."""
 STANDARD_ERRORS = 4.0
 """How far above chance a rate must lie to count."""
 
@@ -181,7 +183,7 @@ def findings(psnr: float, floor: Floor | None, searched: Searched | None, probe:
     lines += _searched(searched)
     if probe is not None:
         line = f"probe: {probe.value:.1%} of public images are nearest to their own class, by chance {probe.chance:.1%}"
-        if probe.value < 2 * probe.chance:
+        if probe.value < clearly_above(probe.chance, 2.0):
             line += "; its features tell little: train it longer, or use other public classes"
         lines.append(line)
     return lines
@@ -213,7 +215,12 @@ def _searched(found: Searched | None) -> list[str]:
 def retrieval_works(found: RetrievalAccuracy) -> bool:
     """Whether neighbours have the class of their query clearly more often than records drawn at random."""
     error = math.sqrt(found.chance * (1 - found.chance) / found.queries)
-    return found.top1 > found.chance + STANDARD_ERRORS * error and found.top1 > 1.5 * found.chance
+    return found.top1 > max(found.chance + STANDARD_ERRORS * error, clearly_above(found.chance, 1.5))
+
+
+def clearly_above(chance: float, factor: float) -> float:
+    """The rate that counts as more than chance: `factor` times it, or with few classes a part of what is above it."""
+    return min(factor * chance, chance + FEW_CLASSES * (1 - chance))
 
 
 def as_facts(psnr: float, floor: Floor | None, searched: Searched | None, probe: Contrast | None) -> dict[str, Any]:

@@ -160,6 +160,16 @@ def test_when_retrieval_works(top1: float, works: bool) -> None:
     assert retrieval_works(RetrievalAccuracy(2000, top1, 0.1, 0.010)) is works
 
 
+@pytest.mark.parametrize(
+    ("classes", "good", "bad"), [(2, 0.7, 0.6), (3, 0.6, 0.4), (10, 0.21, 0.19), (100, 0.021, 0.019)]
+)
+def test_few_classes_leave_room_above_chance(classes: int, good: float, bad: float) -> None:
+    for rate, works in ((1.0, True), (good, True), (bad, False)):
+        said = findings(33.0, None, None, Contrast(rate, 1 / classes))[-1]
+        assert ("tell little" not in said) is works
+        assert retrieval_works(RetrievalAccuracy(10_000, rate, 0.1, 1 / classes)) or not works
+
+
 def test_what_does_not_work_is_said() -> None:
     searched = Searched(100, Contrast(5.54, 5.54), RetrievalAccuracy(2000, 0.011, 0.05, 0.010), None)
     bad = findings(19.7, Floor(0.31, 0.02), searched, Contrast(0.02, 0.015))
