@@ -25,6 +25,7 @@ from rapid.errors import InputError
 from rapid.methods.base import Choice, Resources, Tree
 from rapid.methods.rapid.automatic_networks import WIDTHS, choose_networks, denoiser_of
 from rapid.methods.rapid.automatic_private import seconds_per_gradient
+from rapid.methods.rapid.diagnosis import clearly_above
 from rapid.methods.rapid.settings import RapidSettings
 
 SIDES = (4, 8, 16, 32)
@@ -40,7 +41,15 @@ FLOOR = 29.0
 SHARES_OF_T = (0.8, 0.65, 0.5, 0.35)
 """The k that are tried, from the paper's downwards."""
 SIMILAR = 0.3
-"""Share of neighbours with the class of their query from which on retrieval is used."""
+"""Share of neighbours with the class of their query from which on there is a knowledge base."""
+BEGINNING: Tree = {
+    "private": {"objective": "late", "start": 700, "moments": {"share": 0.3}},
+    "generation": {
+        "sampler": "dpm-solver++", "steps": 16, "retrieval": "moments", "start": 600, "clip_range": 3.0,
+        "probe_guidance": 0.5
+    },
+}  # fmt: skip
+"""Images begin from released moments: on letters those that began from records of similar classes were worse."""
 SAMPLE = 10_000
 """Images that choices are made by."""
 RECORDS, QUERIES = 5000, 1000
@@ -73,8 +82,8 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
     tree["augmentations"] = {"training": 4 * count if count < FEW_IMAGES else 0, "reference": 0, "augment": augment}
     tree["encoder"] = {"augment": augment}
     tree["probe"] = {"augment": augment, "enabled": images.labels is not None}
-    retrieval, line = _retrieval(latents, images.labels)
-    tree |= retrieval
+    tree |= {name: dict(section) for name, section in BEGINNING.items()}
+    tree["retrieval"], line = _retrieval(latents, images.labels)
     why.append(line)
     if form.channels == 1:
         tree["private"]["tones"] = {"share": TONES}
@@ -154,22 +163,14 @@ def _components(pixels: NDArray[np.uint8], patch: int) -> tuple[Tree, Tensor, fl
 
 
 def _retrieval(latents: Tensor, labels: NDArray[np.int64] | None) -> tuple[Tree, str]:
-    """k, v, objective and sampling, by how often the nearest latent of a noisy one has its class.
+    """A knowledge base with its k and v, where the nearest latent of a noisy one often has its class.
 
     It is the search of the knowledge base without its networks, which are not trained yet: half of the images are
     diffused to k, and their neighbours among the other half are those that make x_k likeliest.
     """
-    without: Tree = {
-        "retrieval": {"enabled": False},
-        "private": {"objective": "late", "start": 700, "moments": {"share": 0.3}},
-        "generation": {
-            "sampler": "dpm-solver++", "steps": 16, "retrieval": "moments", "start": 600, "clip_range": 3.0,
-            "probe_guidance": 0.5
-        },
-    }  # fmt: skip
-    instead = "images begin from released moments instead"
+    off: Tree = {"enabled": False}
     if labels is None:
-        return without, f"retrieval: off, {instead}; without labels it cannot be tested"
+        return off, "retrieval: off; without labels it cannot be tested"
     own = torch.from_numpy(labels[_order(len(labels))])
     records, queries = latents[::2][:RECORDS], latents[1::2][:QUERIES]
     wanted, classes = own[1::2][:QUERIES], own[::2][:RECORDS]
@@ -184,21 +185,12 @@ def _retrieval(latents: Tensor, labels: NDArray[np.int64] | None) -> tuple[Tree,
         scores = signal * noisy @ records.T - 0.5 * signal**2 * records.square().sum(1)
         top1 = float((classes[scores.argmax(1)] == wanted).double().mean())
         tried.append(f"{top1:.0%} at k = {k}")
-        if top1 >= SIMILAR and top1 >= 3 * chance:
-            break
-    else:
-        words = f"of the nearest public images {', '.join(tried)} have the class of a query, by chance {chance:.0%}"
-        return without, f"retrieval: off, {instead}; {words}"
-    found: Tree = {
-        "retrieval": {"k": k, "v": k // 4},
-        "private": {"objective": "rapid", "start": 700},
-        "generation": {
-            "sampler": "dpm-solver++", "steps": 10, "retrieval": "class", "start": 500, "clip_range": 3.0,
-            "epsilon_scale": 1.1
-        },
-    }  # fmt: skip
-    line = f"retrieval: k = {k}, v = {k // 4}; {top1:.0%} of the nearest public images have the class of a query, by "
-    return found, line + f"chance {chance:.0%}"
+        if top1 >= max(SIMILAR, clearly_above(chance, 3.0)):
+            line = f"retrieval: k = {k}, v = {k // 4}; {top1:.0%} of the nearest public images have the class of a "
+            line += f"query, by chance {chance:.0%}; with --set generation.retrieval=class images begin from them"
+            return {"k": k, "v": k // 4}, line
+    words = f"of the nearest public images {', '.join(tried)} have the class of a query, by chance {chance:.0%}"
+    return off, f"retrieval: off; {words}"
 
 
 def _order(count: int) -> NDArray[np.int64]:

@@ -100,7 +100,7 @@ def test_an_encoder_is_planned_only_where_retrieval_works() -> None:
         assert settings.retrieval.enabled is enabled
         assert ("training" in tree["encoder"]) is enabled
         assert ("encoder" in line) is enabled
-        assert settings.private.objective == ("rapid" if enabled else "late")
+        assert (settings.private.objective, settings.generation.retrieval) == ("late", "moments")
 
 
 @given(
