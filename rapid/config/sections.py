@@ -145,20 +145,7 @@ class AutoencoderSettings(Section):
     blocks: int = Field(1, ge=1, description="residual blocks at each resolution")
     attention: tuple[int, ...] = Field((), description="resolutions with self-attention; if any, the middle block too")
     kl_weight: float = Field(1e-6, ge=0)
-    scale: Literal["channel", "largest"] = Field(
-        "channel",
-        description="what latents are divided by: the standard deviation of each channel, or the largest of them all, "
-        "which keeps coarse principal components above fine ones",
-    )
     training: Training = Training()
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the default of `scale`, which the records of earlier versions do not name."""
-        found: dict[str, Any] = handler(self)
-        if self.scale == "channel":
-            found.pop("scale", None)
-        return found
 
     @property
     def reduction(self) -> int:

@@ -29,8 +29,7 @@ class AutoencoderShape(Protocol):
 
 
 class Autoencoder(StoredNetwork):
-    """Maps images in [-1, 1] to latents and back. Over public images, latents have mean 0 and variance 1 per channel,
-    or in the channel where it is largest.
+    """Maps images in [-1, 1] to latents and back. Over public images, latents have mean 0 and variance 1 per channel.
 
     Args:
         config: JSON-ready: kind, latent_channels, patch, for kind "kl" network and for "linear" image_channels. "kl" is
@@ -124,9 +123,7 @@ class Autoencoder(StoredNetwork):
         self.basis.copy_(leading * signs)
 
     def set_statistics(self, mean: Tensor, std: Tensor) -> None:
-        """Set what is subtracted and divided by, (c,) each: mean and standard deviation, per channel or the largest, of
-        the unnormalised latents of PUBLIC images.
-        """
+        """Set mean and standard deviation per channel, (c,) each, of the unnormalised latents of PUBLIC images."""
         self.mean.copy_(mean.view_as(self.mean))
         self.std.copy_(std.clamp(min=1e-6).view_as(self.std))
 

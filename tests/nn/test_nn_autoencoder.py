@@ -24,9 +24,8 @@ from rapid.training import Checkpoint
 CPU = torch.device("cpu")
 
 
-def fitted(images: np.ndarray, patch: int, channels: int, folder: Path, *more: str) -> Autoencoder:
+def fitted(images: np.ndarray, patch: int, channels: int, folder: Path) -> Autoencoder:
     own = [
-        *more,
         f"image.size={images.shape[1]}",
         f"image.channels={images.shape[3] if images.ndim == 4 else 1}",
         "autoencoder.kind=linear",
@@ -91,30 +90,6 @@ def test_latents_have_mean_0_and_variance_1_and_are_stored(tmp_path: Path) -> No
     assert torch.equal(again.encode(x), latents)
     with pytest.raises(TypeError, match="posterior"):
         model.posterior(x)
-
-
-def test_one_scale_keeps_components_in_their_order(tmp_path: Path) -> None:
-    """With the scale of the largest, latents are those of the singular value decomposition, divided by one number."""
-    images = load_images(sample_path("letters"), "public").images[:300]
-    padded = np.pad(images, ((0, 0), (2, 2), (2, 2)))
-    model = fitted(padded, 4, 8, tmp_path, "autoencoder.scale=largest")
-    x = to_unit_range(padded, CPU)
-    deviations = model.encode(x).std((0, 2, 3))
-    rows = patches_of(x, 4)
-    coordinates = rows @ np.linalg.svd(rows, full_matrices=False)[2][:8].T
-    wanted = torch.from_numpy(coordinates.std(0) / coordinates.std(0).max()).float()
-    torch.testing.assert_close(deviations, wanted, atol=1e-3, rtol=0)
-    each = fitted(padded, 4, 8, tmp_path)
-    torch.testing.assert_close(model.decode(model.encode(x)), each.decode(each.encode(x)), atol=1e-4, rtol=0)
-
-
-def test_the_default_scale_is_not_named_in_records() -> None:
-    """Records of earlier versions have no scale."""
-    for scale, named in (("channel", False), ("largest", True)):
-        chosen = apply_overrides({"method": "rapid"}, [f"autoencoder.scale={scale}"])
-        assert isinstance(chosen, RapidSettings)
-        assert ("scale" in chosen.autoencoder.model_dump()) is named
-        assert RapidSettings.model_validate(chosen.model_dump()).autoencoder.scale == scale
 
 
 def test_all_components_lose_nothing(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def train_autoencoder(
     """Train the KL autoencoder, or fit the linear one.
 
     The loss is the squared error plus `kl_weight` times the divergence from N(0, I), both means over elements. The
-    latents are normalised by mean and standard deviation (see `autoencoder.scale`), over the same images.
+    latents are normalised by mean and standard deviation, per channel, over the same images.
 
     Args:
         recipe: shape and training.
@@ -101,8 +101,7 @@ def train_autoencoder(
         train("autoencoder", model, loss, own.training, checkpoint, ranks=ranks)
     if own.kind == "linear":
         model.fit_basis(_patch_moment(views, own.patch))
-    mean, std = _statistics(encode_views(model, views, ranks))
-    model.set_statistics(mean, std.max().expand_as(std) if own.scale == "largest" else std)
+    model.set_statistics(*_statistics(encode_views(model, views, ranks)))
     return model.eval()
 
 
