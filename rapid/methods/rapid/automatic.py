@@ -90,6 +90,8 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
         why.append(
             "tones: images get the brightness of private ones, from which writing gains and colour images do not"
         )
+        if augment["border"] == "black":
+            why.append("handwriting? --networks builtin:scripts knows it already: minutes, and better images")
     labelled = images.labels is not None
     why.append(choose_networks(tree, count, len(images.classes) or 1, labelled, resources))
     return Choice(tree, tuple(why))

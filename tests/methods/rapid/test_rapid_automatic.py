@@ -55,6 +55,13 @@ def test_letters_and_photographs_get_what_suits_them() -> None:
     assert writing.probe.enabled
 
 
+@pytest.mark.parametrize(("sample", "told"), [("letters", True), (None, False)])
+def test_writing_is_told_of_networks_that_know_it(sample: str | None, told: bool) -> None:
+    images = photographs(100)[..., 0] if sample is None else load_images(sample_path(sample), "-").images
+    why = choose_public([ImageSet(images, None, ())], Resources(CPU, 0.01)).why
+    assert any("--networks builtin:scripts" in line for line in why) is told
+
+
 @pytest.mark.parametrize(("shape", "size"), [((20, 28), 32), ((100, 80), 64), ((8, 8), 16)])
 def test_sizes(shape: tuple[int, int], size: int) -> None:
     _, found = chosen(photographs(200, *shape), labelled=False)
