@@ -18,6 +18,9 @@ SIDE = 12
 """Images are reduced to this many pixels a side."""
 RIDGE = 0.03
 """Regularisation, relative to the mean variance of a pixel."""
+FAINT, STROKE = 25, 150
+"""Contrasts with the background beyond which a pixel counts as drawn, and as one of a stroke. Of the drawn pixels of
+letters, digits and Devanagari characters 61 to 71 % belong to strokes."""
 TOLERANCE = 0.06
 """Accuracy over one half up to which original and transformed images count as alike."""
 
@@ -41,6 +44,18 @@ def has_plain_background(images: NDArray[np.uint8]) -> bool:
     sample = _sample(images)
     counts = np.bincount(sample.reshape(-1), minlength=256)
     return bool(counts.max() > 0.4 * counts.sum())
+
+
+def has_strokes(images: NDArray[np.uint8]) -> bool:
+    """Whether images are strokes of one brightness on a plain background: writing has few greys, a scan on black many.
+
+    Args:
+        images: PUBLIC images, uint8 (N, H, W).
+    """
+    sample = _sample(images)
+    background = int(np.bincount(sample.reshape(-1), minlength=256).argmax())
+    contrast = np.abs(sample.astype(np.int64) - background)
+    return has_plain_background(images) and int((contrast > STROKE).sum()) > 0.5 * int((contrast > FAINT).sum())
 
 
 def _alike(images: NDArray[np.uint8], transform: Callable[[Tensor], Tensor]) -> bool:

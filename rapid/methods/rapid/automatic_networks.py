@@ -33,22 +33,27 @@ from rapid.progress import hidden
 from rapid.training import Checkpoint
 from rapid.training.timing import seconds_per_step, seconds_per_training_step
 
-SHARES = {"probe": 0.25, "encoder": 0.09}
-"""Of the time for training, at most; the denoiser has the rest."""
+SHARES = {"autoencoder": 0.4, "probe": 0.2, "encoder": 0.09}
+"""Of the time for training, at most, where there is such a training; the denoiser has the rest."""
 WIDTHS = (32, 48, 64, 96, 128)
 """Channels of the denoiser at its first resolution; the second has twice as many."""
 LEAST_EXAMPLES = 300_000
 """Examples that a denoiser of the chosen width sees at least; a wider one would see fewer."""
-BATCH = {"denoiser": 256, "probe": 128, "encoder": 128}
-MOST_STEPS = {"probe": 6000, "encoder": 400}
+BATCH = {"autoencoder": 64, "denoiser": 256, "probe": 128, "encoder": 128}
+RATES = {"autoencoder": 1e-3, "denoiser": 1e-3, "probe": 2e-3, "encoder": 1e-3}
+MOST_STEPS = {"autoencoder": 2500, "probe": 6000, "encoder": 400}
+SMALLEST_SIDE = 4
+"""Of latents that the denoiser does not halve."""
 PART = 4
 """Widths are compared by steps with a batch smaller by this factor."""
 MEASURED_SHARE, MEASURED_SECONDS = 0.01, 5.0
 """How long first steps are measured: a share of the time, at most so many seconds."""
 SAMPLE = 500
 """Random images that are measured with."""
-PASSES = 3
-"""Over the images before the denoiser is trained: the basis, the statistics and the latents that are trained on."""
+PASSES = {"linear": 3, "kl": 2}
+"""Over the images, beside trainings, by kind of autoencoder: basis, statistics, and the latents that are trained on."""
+ENCODED = 0.1
+"""Share of the time for these passes, from which the number of views follows where an autoencoder is trained."""
 LEFT = 0.03
 """Share of the time for files, and for what differs from the measurement."""
 
@@ -68,32 +73,41 @@ def choose_networks(tree: Tree, count: int, classes: int, labelled: bool, resour
     """
     device, least = resources.device, min(MEASURED_SECONDS, MEASURED_SHARE * resources.seconds)
     pace = _Pace(tree, classes, device, least)
-    tree["denoiser"] = denoiser_of(WIDTHS[0])
-    planned = pace.preparation(count)
+    side, trained = RapidSettings.model_validate(tree).latent_size, tree["autoencoder"]["kind"] == "kl"
+    tree["denoiser"] = denoiser_of(WIDTHS[0], side)
+    each = pace.encoding()
+    if trained:
+        views = int(ENCODED * resources.seconds / PASSES["kl"] / each)
+        tree["augmentations"]["training"] = min(4 * count, max(SAMPLE, views))
+    planned = pace.preparation(count, each)
     available = max(0.0, (1 - LEFT) * resources.seconds_left - planned)
-    wanted = {"probe": labelled, "encoder": tree.get("retrieval", {}).get("enabled", True)}
+    wanted = {
+        "autoencoder": trained,
+        "probe": labelled,
+        "encoder": tree.get("retrieval", {}).get("enabled", True),
+    }
     shares = {name: share for name, share in SHARES.items() if wanted[name]}
     width, step = WIDTHS[0], 0.0
     for wider in WIDTHS:
-        tree["denoiser"] = denoiser_of(wider)
+        tree["denoiser"] = denoiser_of(wider, side)
         needed = _rough_seconds(RapidSettings.model_validate(tree), classes, device)
         if step and (1 - sum(shares.values())) * available / needed * BATCH["denoiser"] < LEAST_EXAMPLES:
             break
         width, step = wider, needed
-    tree["denoiser"] = denoiser_of(width)
+    tree["denoiser"] = denoiser_of(width, side)
     if wanted["encoder"]:
         planned += pace.records(count)
     words = []
     for name, share in shares.items():
-        seconds = pace.probe() if name == "probe" else pace.encoder()
+        seconds = {"autoencoder": pace.autoencoder, "probe": pace.probe, "encoder": pace.encoder}[name]()
         steps = min(MOST_STEPS[name], int(share * available / seconds))
-        tree[name]["training"] = training(steps, BATCH[name], 2e-3 if name == "probe" else 1e-3)
+        tree[name]["training"] = training(steps, BATCH[name], RATES[name])
         words.append(f"{name} {tree[name]['training']['steps']:,} steps")
         planned += steps * seconds
     step = pace.denoiser()
     # measuring took time, too
     steps = int(max(0.0, (1 - LEFT) * resources.seconds_left - planned) / step)
-    tree["denoiser"]["training"] = training(steps, BATCH["denoiser"], 1e-3)
+    tree["denoiser"]["training"] = training(steps, BATCH["denoiser"], RATES["denoiser"])
     words.insert(0, f"denoiser {width} channels, {tree['denoiser']['training']['steps']:,} steps")
     return f"networks: {', '.join(words)}; about {resources.minutes:g} min by the measured time of first steps"
 
@@ -111,8 +125,10 @@ def training(steps: int, batch: int, rate: float) -> Tree:
     }
 
 
-def denoiser_of(width: int) -> Tree:
-    """Settings of a denoiser of this width."""
+def denoiser_of(width: int, side: int) -> Tree:
+    """Settings of a denoiser of this width, for latents of this side."""
+    if side <= SMALLEST_SIDE:
+        return {"channels": width, "multipliers": [1], "attention": [True], "heads": 4}
     return {"channels": width, "multipliers": [1, 2], "attention": [False, True], "heads": 4}
 
 
@@ -149,6 +165,14 @@ class _Pace:
     def _settings(self) -> RapidSettings:
         return RapidSettings.model_validate(self._tree)
 
+    def autoencoder(self) -> float:
+        """Seconds of a step of an autoencoder that is trained."""
+
+        def train(steps: int, checkpoint: Checkpoint) -> None:
+            train_autoencoder(self._autoencoder_recipe(steps), self._views(), self._device, checkpoint)
+
+        return seconds_per_training_step(train, self._device, self._least)
+
     def denoiser(self) -> float:
         """Seconds of a step of the denoiser."""
         latents = torch.randn(SAMPLE, *self._settings.latent_shape, device=self._device)
@@ -180,21 +204,26 @@ class _Pace:
 
         return seconds_per_training_step(train, self._device, self._least)
 
-    def preparation(self, count: int) -> float:
-        """Seconds in which all images are brought to latents, as often as the stage does it.
-
-        Args:
-            count: number of public images.
-        """
-        s, autoencoder, views = self._settings, self._autoencoder(), self._views()
+    def encoding(self) -> float:
+        """Seconds in which a view of an image is made and brought to its latent."""
+        autoencoder, views = self._autoencoder(), self._views()
         with hidden():
             encode_views(autoencoder, views)
             begin = time.monotonic()
             encode_views(autoencoder, views)
-        each = (time.monotonic() - begin) / SAMPLE
-        shown = (1 - s.split.reference) * (s.augmentations.training or count)
+        return (time.monotonic() - begin) / SAMPLE
+
+    def preparation(self, count: int, each: float) -> float:
+        """Seconds in which all images are brought to latents, as often as the stage does it.
+
+        Args:
+            count: number of public images.
+            each: what `encoding` found.
+        """
+        s = self._settings
+        shown = (1 - s.split.reference) * count if not s.augmentations.training else s.augmentations.training
         kept = s.split.reference * (s.augmentations.reference or count)
-        return (PASSES * shown + kept + VIEWS) * each
+        return (PASSES[s.autoencoder.kind] * shown + kept + VIEWS) * each
 
     def records(self, count: int) -> float:
         """Seconds in which the knowledge base is made and searched, beside what `preparation` counts.
@@ -222,13 +251,16 @@ class _Pace:
         return AugmentedImages(self._images, np.zeros(SAMPLE, np.int64), count, s.augmentations.augment, self._device)
 
     def _autoencoder(self) -> Autoencoder:
+        with tempfile.TemporaryDirectory() as folder, hidden():
+            recipe, state = self._autoencoder_recipe(1), Checkpoint(Path(folder) / "state")
+            return train_autoencoder(recipe, self._views(), self._device, state)
+
+    def _autoencoder_recipe(self, steps: int) -> AutoencoderRecipe:
         s = self._settings
-        own = s.autoencoder.model_copy(update={"training": _few(1, 64)})
-        recipe = AutoencoderRecipe(
+        own = s.autoencoder.model_copy(update={"training": _few(steps, BATCH["autoencoder"])})
+        return AutoencoderRecipe(
             images="", image=s.image, views=0, augment=s.augmentations.augment, autoencoder=own
         )  # fmt: skip
-        with tempfile.TemporaryDirectory() as folder, hidden():
-            return train_autoencoder(recipe, self._views(), self._device, Checkpoint(Path(folder) / "state"))
 
     def _encoder_recipe(self, steps: int = 1) -> EncoderRecipe:
         s = self._settings
