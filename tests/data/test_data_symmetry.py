@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rapid.data import load_images, sample_path
-from rapid.data.symmetry import has_plain_background, mirrored_alike, turned_alike
+from rapid.data.symmetry import has_plain_background, has_strokes, mirrored_alike, turned_alike
 
 
 def smooth(count: int, colours: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -46,6 +46,19 @@ def test_writing_has_no_symmetry_and_a_plain_background(name: str) -> None:
     assert not mirrored_alike(images)
     assert not turned_alike(images)
     assert has_plain_background(images)
+    assert has_strokes(images)
+    # ink on paper
+    assert has_strokes(255 - images)
+    # pencil
+    assert not has_strokes(images // 2)
+
+
+def test_a_scan_on_black_has_no_strokes() -> None:
+    scans = smooth(300, 1)[..., 0]
+    rows, columns = np.indices(scans.shape[1:]) - scans.shape[1] / 2
+    scans[:, rows**2 + columns**2 > 81] = 0
+    assert has_plain_background(scans)
+    assert not has_strokes(scans)
 
 
 def test_oblong_images_are_not_turned_and_few_images_prove_nothing() -> None:

@@ -78,3 +78,24 @@ def test_what_there_is_not_is_not_planned() -> None:
         why = choose_networks(tree, 1000, 3, labelled, Resources(CPU, 0.1))
         assert ("probe" in why, "encoder" in why) == (labelled, retrieves)
         assert ("training" in tree["probe"], "training" in tree["encoder"]) == (labelled, retrieves)
+
+
+def test_an_autoencoder_that_is_trained_has_its_share_of_steps_and_views() -> None:
+    steps, views = [], []
+    for minutes in (0.2, 20):
+        tree = small()
+        tree |= {
+            "image": {"size": 32, "channels": 1},
+            "autoencoder": {"kind": "kl", "patch": 2, "latent_channels": 4, "channels": 8, "multipliers": [1, 2, 2]},
+            "augmentations": {},
+        }
+        why = choose_networks(tree, 5000, 3, True, Resources(CPU, minutes))
+        settings = apply_overrides(tree, [])
+        assert isinstance(settings, RapidSettings)
+        steps.append(settings.autoencoder.training.steps)
+        views.append(settings.augmentations.training)
+        assert f"autoencoder {steps[-1]:,} steps" in why
+        # latents of 4x4 are not halved
+        assert settings.denoiser.multipliers == (1,)
+    assert 1 <= steps[0] < steps[1] <= MOST_STEPS["autoencoder"]
+    assert 0 < views[0] < views[1] <= 4 * 5000
