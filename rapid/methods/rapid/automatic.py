@@ -25,7 +25,7 @@ from rapid.errors import InputError
 from rapid.methods.base import Choice, Resources, Tree
 from rapid.methods.rapid.automatic_networks import SMALLEST_SIDE, WIDTHS, choose_networks, denoiser_of
 from rapid.methods.rapid.automatic_private import seconds_per_gradient
-from rapid.methods.rapid.diagnosis import clearly_above
+from rapid.methods.rapid.diagnosis import beyond_chance
 from rapid.methods.rapid.settings import RapidSettings
 
 SIDES = (4, 8, 16, 32)
@@ -205,7 +205,7 @@ def _retrieval(latents: Tensor, labels: NDArray[np.int64] | None) -> tuple[Tree,
         scores = signal * noisy @ records.T - 0.5 * signal**2 * records.square().sum(1)
         top1 = float((classes[scores.argmax(1)] == wanted).double().mean())
         tried.append(f"{top1:.0%} at k = {k}")
-        if top1 >= max(SIMILAR, clearly_above(chance, 3.0)):
+        if top1 >= SIMILAR and beyond_chance(top1, chance, len(queries), 3.0):
             line = f"retrieval: k = {k}, v = {k // 4}; {top1:.0%} of the nearest public images have the class of a "
             line += f"query, by chance {chance:.0%}; with --set generation.retrieval=class images begin from them"
             return {"k": k, "v": k // 4}, line

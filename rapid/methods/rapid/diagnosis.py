@@ -214,8 +214,13 @@ def _searched(found: Searched | None) -> list[str]:
 
 def retrieval_works(found: RetrievalAccuracy) -> bool:
     """Whether neighbours have the class of their query clearly more often than records drawn at random."""
-    error = math.sqrt(found.chance * (1 - found.chance) / found.queries)
-    return found.top1 > max(found.chance + STANDARD_ERRORS * error, clearly_above(found.chance, 1.5))
+    return beyond_chance(found.top1, found.chance, found.queries, 1.5)
+
+
+def beyond_chance(rate: float, chance: float, count: int, factor: float) -> bool:
+    """Whether a rate among `count` draws is clearly above chance, by its size and beyond its error."""
+    error = math.sqrt(chance * (1 - chance) / count)
+    return rate > max(chance + STANDARD_ERRORS * error, clearly_above(chance, factor))
 
 
 def clearly_above(chance: float, factor: float) -> float:
