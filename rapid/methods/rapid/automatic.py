@@ -95,7 +95,7 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
             "tones: images get the brightness of private ones, from which writing gains and colour images do not"
         )
         if writing:
-            why.append("handwriting? --networks builtin:scripts knows it already: minutes, and better images")
+            why.append("handwriting? --networks builtin:scripts begins with networks that know it, and takes minutes")
     labelled = images.labels is not None
     why.append(choose_networks(tree, count, len(images.classes) or 1, labelled, resources))
     return Choice(tree, tuple(why))

@@ -36,14 +36,14 @@ from rapid.training.timing import seconds_per_step, seconds_per_training_step
 SHARES = {"autoencoder": 0.4, "probe": 0.2, "encoder": 0.09}
 """Of the time for training, at most, where there is such a training; the denoiser has the rest."""
 WIDTHS = (32, 48, 64, 96, 128)
-"""Channels of the denoiser at its first resolution; the second has twice as many."""
+"""Channels of the denoiser at its first resolution; a second one has twice as many."""
 LEAST_EXAMPLES = 300_000
 """Examples that a denoiser of the chosen width sees at least; a wider one would see fewer."""
 BATCH = {"autoencoder": 64, "denoiser": 256, "probe": 128, "encoder": 128}
 RATES = {"autoencoder": 1e-3, "denoiser": 1e-3, "probe": 2e-3, "encoder": 1e-3}
 MOST_STEPS = {"autoencoder": 2500, "probe": 6000, "encoder": 400}
 SMALLEST_SIDE = 4
-"""Of latents that the denoiser does not halve."""
+"""Of latents: up to it, the denoiser has one resolution."""
 PART = 4
 """Widths are compared by steps with a batch smaller by this factor."""
 MEASURED_SHARE, MEASURED_SECONDS = 0.01, 5.0
