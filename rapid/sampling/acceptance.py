@@ -40,10 +40,10 @@ class Tally:
         self.offered: Counter[int] = Counter()
         """Candidates by the class that they were drawn for."""
         self.accepted: Counter[int] = Counter()
-        """Those whose class the probe found most likely."""
+        """Those that the probe found to be of their class."""
 
-    def add(self, drawn: int, seen: int) -> None:
-        """Count a candidate that was drawn for one class, and in which the probe saw a class."""
+    def add(self, drawn: int, seen: int | None) -> None:
+        """Count a candidate that was drawn for one class, and in which the probe saw a class, or none surely."""
         self.offered[drawn] += 1
         self.accepted[drawn] += drawn == seen
 
@@ -76,11 +76,13 @@ class Acceptance:
 
     Args:
         wanted: class of each place, int64 (N,).
+        confidence: probability that a class needs for a candidate to be of it.
     """
 
-    def __init__(self, wanted: NDArray[np.int64]) -> None:
+    def __init__(self, wanted: NDArray[np.int64], confidence: float = 0.0) -> None:
         self.missing = len(wanted)
         """Number of open places."""
+        self._confidence = confidence
         self._open: dict[int, deque[int]] = defaultdict(deque)
         for place, label in enumerate(wanted.tolist()):
             self._open[label].append(place)
@@ -94,12 +96,18 @@ class Acceptance:
             image: uint8 (H, W) or (H, W, 3).
             probabilities: of the classes, by the probe, float32 (classes,).
         """
-        places = self._open.get(int(probabilities.argmax()))
+        found = self.found(probabilities)
+        places = None if found is None else self._open.get(found)
         if not places:
             self._reserve.append((candidate, image, probabilities))
             return []
         self.missing -= 1
         return [Accepted(places.popleft(), candidate, image)]
+
+    def found(self, probabilities: NDArray[np.float32]) -> int | None:
+        """The class of a candidate, or None if the probe is not sure enough of any."""
+        likeliest = int(probabilities.argmax())
+        return likeliest if probabilities[likeliest] >= self._confidence else None
 
     @property
     def can_fill(self) -> bool:

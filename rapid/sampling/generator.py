@@ -102,6 +102,11 @@ class Sampler(Protocol):
         ...
 
     @property
+    def confidence(self) -> float:
+        """Probability of its class by the probe that a candidate needs to be accepted, in [0, 1)."""
+        ...
+
+    @property
     def batch_size(self) -> int:
         """Rows per network call when nothing else is served."""
         ...

@@ -27,6 +27,7 @@ class Request:
             places. 1 means no probe.
         steps: sampling steps; None takes the generator's.
         rate: acceptance rate of the model; it decides only how many candidates are drawn at a time.
+        confidence: see `Acceptance`.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Request:
         attempts: int,
         steps: int | None = None,
         rate: AcceptanceRate | None = None,
+        confidence: float = 0.0,
     ) -> None:
         self.count = count
         self.labels = labels
@@ -48,7 +50,7 @@ class Request:
         """What the probe found in the candidates so far; empty without a probe."""
         self._rate = rate or AcceptanceRate()
         probed = labels is not None and attempts > 1
-        self._acceptance = Acceptance(labels) if probed and labels is not None else None
+        self._acceptance = Acceptance(labels, confidence) if probed and labels is not None else None
         self._limit = count * attempts if probed else count
         # without a probe all places share one pool
         pools = labels if probed and labels is not None else np.zeros(count, np.int64)
@@ -131,8 +133,8 @@ class Request:
                 self._pending.pop(number, None)
             elif number in self._pending:
                 image, chances = self._pending.pop(number)
-                if self.labels is not None and chances is not None:
-                    self.tally.add(int(self.labels[number % self.count]), int(chances.argmax()))
+                if self.labels is not None and chances is not None and self._acceptance is not None:
+                    self.tally.add(int(self.labels[number % self.count]), self._acceptance.found(chances))
                 accepted += self._accept(number, image, chances)
                 offered += 1
             else:

@@ -21,17 +21,24 @@ def candidates(seen: list[int], classes: int) -> tuple[np.ndarray, np.ndarray]:
 @given(
     wanted=st.lists(st.integers(0, 3), min_size=1, max_size=20),
     seen=st.lists(st.integers(0, 3), min_size=20, max_size=60),
+    confidence=st.sampled_from([0.0, 0.5, 0.52, 0.9]),
 )
-def test_a_place_accepts_the_first_candidate_of_its_class(wanted: list[int], seen: list[int]) -> None:
-    acceptance = Acceptance(np.array(wanted))
+def test_a_place_accepts_the_first_candidate_that_is_surely_of_its_class(
+    wanted: list[int], seen: list[int], confidence: float
+) -> None:
+    acceptance = Acceptance(np.array(wanted), confidence)
     images, probabilities = candidates(seen, 4)
+    sure = [probabilities[number, label] >= confidence for number, label in enumerate(seen)]
+    assert [acceptance.found(row) for row in probabilities] == [
+        label if own else None for label, own in zip(seen, sure, strict=True)
+    ]
     found = []
     for number in range(len(seen)):
         found += acceptance.offer(number, images[number], probabilities[number])
     expected: list[int | None] = [None] * len(wanted)
     left = list(range(len(seen)))
     for place, label in enumerate(wanted):
-        match = next((number for number in left if seen[number] == label), None)
+        match = next((number for number in left if seen[number] == label and sure[number]), None)
         if match is not None:
             expected[place] = match
             left.remove(match)
@@ -78,7 +85,7 @@ def test_the_tally_counts_each_class_alike() -> None:
     assert tally.share is None
     for seen in (0, 0, 1, 0):
         tally.add(0, seen)
-    for seen in (0,) * 9 + (1,):
+    for seen in (0,) * 8 + (None, 1):
         tally.add(1, seen)
     assert (tally.offered, tally.accepted) == ({0: 4, 1: 10}, {0: 3, 1: 1})
     assert tally.share == (3 / 4 + 1 / 10) / 2

@@ -64,7 +64,7 @@ class Closed:
     """A probe that accepts every candidate whose number is a multiple of `attempts`."""
 
     latent_shape = image_shape = (1, 3)
-    steps, max_steps, records = 3, 5, 0
+    steps, max_steps, records, confidence = 3, 5, 0, 0.0
     bundle: Bundle
 
     def __init__(self, classes: int = 3, attempts: int = 1, batch_size: int = 8, calls: int = 3) -> None:

@@ -65,6 +65,7 @@ class ClassMeans:
     """The mean image of a class with noise on it."""
 
     steps = max_steps = attempts = 1
+    confidence = 0.0
     batch_size = 64
     records = 0
 

@@ -130,6 +130,11 @@ class RapidSampler:
         return 1 if self._probe is None else self.settings.attempts
 
     @property
+    def confidence(self) -> float:
+        """Probability of its class by the probe that a candidate needs to be accepted."""
+        return self.settings.confidence
+
+    @property
     def batch_size(self) -> int:
         """Rows per network call when nothing else is served."""
         return self.settings.batch_size

@@ -97,6 +97,13 @@ class MomentsSettings(Section):
 class GenerationSettings(SamplingSettings):
     """How images are sampled."""
 
+    confidence: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="probability of its class by the private probe that a candidate needs to be accepted; 0: it is "
+        "enough that no other class is likelier",
+    )
     sampler: Literal["ddim", "pndm", "dpm-solver++"] = "ddim"
     steps: int = Field(
         100,

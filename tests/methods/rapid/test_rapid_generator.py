@@ -91,6 +91,16 @@ def test_attempts_and_the_probe(private: Bundle, public_bundle: Path) -> None:
         assert unprobed.label(np.zeros((2, 32, 32), np.uint8)) is None
 
 
+def test_a_candidate_is_accepted_if_the_probe_is_sure_of_it(private: Bundle) -> None:
+    """Of the same candidates fewer are accepted, and places that stay open get the likeliest of the rest."""
+    found = [generate(make(private, attempts=3, confidence=least), 20, seed=3) for least in (0.0, 0.2, 0.999)]
+    shares = [samples.tally.share for samples in found]
+    assert None not in shares
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > shares[-1] == 0
+    assert all(samples.images.shape[0] == 20 for samples in found)
+
+
 def test_guidance(private: Bundle) -> None:
     """Scale 0 is the null class whatever the label, 1 the label alone, and larger scales extrapolate."""
     denoiser = private.component("denoiser", Denoiser)

@@ -66,6 +66,7 @@ class ClassMeansGenerator:
     """A class mean and noise; implements `rapid.sampling.generator.Generator`."""
 
     steps = max_steps = attempts = 1
+    confidence = 0.0
     records = 0
 
     def __init__(self, bundle: Bundle, device: torch.device, generation: VariationSettings) -> None:
