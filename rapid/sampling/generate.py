@@ -163,9 +163,7 @@ def make_request(
         chosen = np.asarray(np.arange(count) % len(generator.classes) if labels is None else labels, np.int64)
         if not 0 <= chosen.min() <= chosen.max() < len(generator.classes):
             raise InputError("labels", f"class indices must lie in 0..{len(generator.classes) - 1}")
-    return Request(
-        count, chosen, seed, generator.attempts, steps or generator.steps, rate, generator.confidence
-    )
+    return Request(count, chosen, seed, generator.attempts, steps or generator.steps, rate, generator.confidence)
 
 
 def check_count(count: int) -> None:
