@@ -87,7 +87,7 @@ def choose_private(settings: RapidSettings, facts: PublicFacts, epsilon: float, 
 def _distillation(settings: RapidSettings, gradients: float) -> Tree:
     """Rounds before DP-SGD that take about a share of the time of all gradients."""
     time = DISTILLATION * gradients
-    candidates = int(min(MOST_CANDIDATES, time / 3 / candidate_work(settings.generation)))
+    candidates = int(min(MOST_CANDIDATES, time / 3 / candidate_work(settings, settings.generation)))
     steps = int(min(MOST_DISTILLATION, time * 2 / 3 / PLAIN_GRADIENT / 256))
     if not (candidates and steps):
         return {}

@@ -7,8 +7,8 @@ from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
 PLAIN_GRADIENT, CALL = 0.6, 0.3
 """Time of an example in training without clipping, and of a network call in sampling, relative to a per-example
 gradient that is clipped; measured on the denoiser of `letters-mnist` on one CPU core."""
-GUIDED = 4
-"""How much longer a network call takes with guidance by the probe, where latents are principal components."""
+GUIDED = {"linear": 4, "none": 4, "kl": 9}
+"""How much longer a network call takes with guidance by the probe, by kind of autoencoder."""
 
 
 def typical(settings: RapidSettings) -> RapidSettings:
@@ -33,12 +33,12 @@ def other_work(settings: RapidSettings) -> float:
     # without a probe nothing is distilled
     if own.distillation.times and settings.probe.enabled and own.probe.share > 0:
         distillation, rounds = own.distillation, own.distillation.rounds_before + own.distillation.rounds
-        drawn = distillation.candidates * candidate_work(distillation.sampling or settings.generation)
+        drawn = distillation.candidates * candidate_work(settings, distillation.sampling or settings.generation)
         trained = PLAIN_GRADIENT * distillation.training.steps * distillation.training.batch_size
         work += rounds * (drawn + trained)
     return work
 
 
-def candidate_work(generation: GenerationSettings) -> float:
+def candidate_work(settings: RapidSettings, generation: GenerationSettings) -> float:
     """Time of drawing an image, in per-example gradients of DP-SGD."""
-    return CALL * generation.steps * (GUIDED if generation.probe_guidance else 1)
+    return CALL * generation.steps * (GUIDED[settings.autoencoder.kind] if generation.probe_guidance else 1)
