@@ -23,13 +23,7 @@ from rapid.data.symmetry import has_plain_background, has_strokes, mirrored_alik
 from rapid.diffusion import Schedule
 from rapid.errors import InputError
 from rapid.methods.base import Choice, Resources, Tree
-from rapid.methods.rapid.automatic_networks import (
-    SMALLEST_SIDE,
-    WIDTHS,
-    autoencoder_steps,
-    choose_networks,
-    denoiser_of,
-)
+from rapid.methods.rapid.automatic_networks import SMALLEST_SIDE, WIDTHS, choose_networks, denoiser_of
 from rapid.methods.rapid.automatic_private import seconds_per_gradient
 from rapid.methods.rapid.diagnosis import beyond_chance
 from rapid.methods.rapid.settings import RapidSettings
@@ -40,11 +34,8 @@ MOST_CHANNELS = 24
 """Of latents. On coloured letters, whose 4x4 latents need 36, images with 8x8 of 12 were clearly better to the eye."""
 AFFORDABLE = 2.0
 """Largest time of a private step, over that of the cheapest latents: a finer side must be worth its time."""
-STROKE_CHANNELS, COLOUR_CHANNELS = 4, 8
-"""Of latents of writing, and of colour images, by a trained autoencoder. On letters a Frechet distance of 231 with
-principal components (8x8x12) was 76 with 4x4x4; on coloured letters 107 was 64 with 8x8x8."""
-LEAST_STEPS = 600
-"""Of an autoencoder of colour images, which with fewer knows less of them than principal components do."""
+STROKE_CHANNELS = 4
+"""Of latents of writing. On letters a Frechet distance of 231 with 8x8x12 principal components was 76 with 4x4x4."""
 COMPARED = {"cpu": 16, "cuda": 128}
 """Examples of a private step by which sides are compared; a GPU needs many to be busy."""
 FLOOR = 29.0
@@ -65,8 +56,8 @@ SAMPLE = 10_000
 """Images that choices are made by."""
 RECORDS, QUERIES = 5000, 1000
 TONES = 0.03
-"""Share of epsilon of the tones of grey images, and of those of a trained autoencoder. The Frechet distance of letters
-fell by half, that of classes of CIFAR-100 as principal components not at all."""
+"""Share of epsilon of the tones. The Frechet distance of letters and of coloured letters fell by half, that of classes of
+CIFAR-100 not at all."""
 FEW_IMAGES = 100_000
 """Up to this number of public images, four random views of each are trained on."""
 
@@ -87,27 +78,21 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
     pixels = images.images
     tree: Tree = {"method": "rapid", "preset": "auto", "image": image, "split": {"reference": 0.15}}
     writing = form.channels == 1 and has_strokes(pixels)
-    augment, turned = _augment(pixels)
+    found = _strokes(pixels, form.size) if writing else _latents(pixels, image, resources.device)
+    tree["autoencoder"], latents, line = found
+    why.append(line)
+    augment, line = _augment(pixels)
+    why.append(line)
     tree["augmentations"] = {"training": 4 * count if count < FEW_IMAGES else 0, "reference": 0, "augment": augment}
-    tree["autoencoder"] = _trained(form.size, writing)
-    trained = writing or (form.channels == 3 and autoencoder_steps(tree, resources) >= LEAST_STEPS)
-    if trained:
-        side, kept = RapidSettings.model_validate(tree).latent_size, tree["autoencoder"]["latent_channels"]
-        latents = _components(pixels, SMALLEST_SIDE)[1]
-        line = f"latents: {side}x{side} with {kept} channels of an autoencoder that is trained"
-    else:
-        tree["autoencoder"], latents, line = _latents(pixels, image, resources.device)
-    why += [line, turned]
     tree["encoder"] = {"augment": augment}
     tree["probe"] = {"augment": augment, "enabled": images.labels is not None}
     tree |= {name: dict(section) for name, section in BEGINNING.items()}
     tree["retrieval"], line = _retrieval(latents, images.labels)
     why.append(line)
-    if form.channels == 1 or trained:
-        tree["private"]["tones"] = {"share": TONES}
-        why.append("tones: images get the levels of private ones, which undoes soft edges")
-        if writing:
-            why.append("handwriting? --networks builtin:scripts begins with networks that know it, and takes minutes")
+    tree["private"]["tones"] = {"share": TONES}
+    why.append("tones: images get the brightness of private ones, by channel")
+    if writing:
+        why.append("handwriting? --networks builtin:scripts begins with networks that know it, and takes minutes")
     labelled = images.labels is not None
     why.append(choose_networks(tree, count, len(images.classes) or 1, labelled, resources))
     return Choice(tree, tuple(why))
@@ -156,17 +141,18 @@ def _latents(pixels: NDArray[np.uint8], image: Tree, device: torch.device) -> tu
     return tree, latents, "; ".join([line, *passed])
 
 
-def _trained(size: int, writing: bool) -> Tree:
-    """A small autoencoder whose decoder knows strokes or surfaces, which principal components leave to the denoiser."""
-    wanted = size // (SMALLEST_SIDE if writing else 2 * SMALLEST_SIDE)
-    deep = wanted >= 8
-    return {
-        "kind": "kl",
-        "patch": 2,
-        "latent_channels": STROKE_CHANNELS if writing else (1 + deep) * COLOUR_CHANNELS,
-        "channels": 48,
-        "multipliers": [1, 2, 2] if deep else [1, 2],
-    }
+def _strokes(pixels: NDArray[np.uint8], size: int) -> tuple[Tree, Tensor, str]:
+    """A small autoencoder for writing: its decoder knows strokes, which principal components leave to the denoiser.
+
+    Returns:
+        As `_latents`, with normalised latents of principal components: the autoencoder is not trained yet.
+    """
+    reduction = max(4, min(8, size // SMALLEST_SIDE))
+    levels = {4: [1, 2], 8: [1, 2, 2]}[reduction]
+    tree = {"kind": "kl", "patch": 2, "latent_channels": STROKE_CHANNELS, "channels": 48, "multipliers": levels}
+    side = size // reduction
+    line = f"latents: {side}x{side} with {STROKE_CHANNELS} channels of an autoencoder that is trained, as for writing"
+    return tree, _components(pixels, SMALLEST_SIDE)[1], line
 
 
 def _components(pixels: NDArray[np.uint8], patch: int) -> tuple[Tree, Tensor, float]:

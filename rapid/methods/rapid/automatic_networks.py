@@ -112,18 +112,6 @@ def choose_networks(tree: Tree, count: int, classes: int, labelled: bool, resour
     return f"networks: {', '.join(words)}; about {resources.minutes:g} min by the measured time of first steps"
 
 
-def autoencoder_steps(tree: Tree, resources: Resources) -> int:
-    """Steps for which an autoencoder that is trained has time.
-
-    Args:
-        tree: settings of image, autoencoder and augmentations.
-        resources: device, and the time that is left.
-    """
-    least = min(MEASURED_SECONDS, MEASURED_SHARE * resources.seconds)
-    seconds = _Pace(tree, 1, resources.device, least).autoencoder()
-    return int(SHARES["autoencoder"] * resources.seconds_left / seconds)
-
-
 def training(steps: int, batch: int, rate: float) -> Tree:
     """Settings of a training, with an average over its last part."""
     steps = max(1, steps)

@@ -17,7 +17,7 @@ from rapid.data.augmented import AugmentedImages
 from rapid.dp.access import PublicFacts
 from rapid.methods import apply_overrides
 from rapid.methods.base import Resources, Tree
-from rapid.methods.rapid.automatic import FLOOR, LEAST_STEPS, choose_public
+from rapid.methods.rapid.automatic import FLOOR, choose_public
 from rapid.methods.rapid.automatic_private import choose_private, seconds_per_gradient
 from rapid.methods.rapid.diagnosis import autoencoder_psnr
 from rapid.methods.rapid.networks import AutoencoderRecipe, train_autoencoder
@@ -57,15 +57,6 @@ def test_letters_and_photographs_get_what_suits_them() -> None:
     assert (writing.autoencoder.kind, writing.latent_shape) == ("kl", (4, 4, 4))
     assert photos.autoencoder.kind == "linear"
     assert writing.probe.enabled
-
-
-def test_colour_images_get_an_autoencoder_that_is_trained_where_there_is_time() -> None:
-    found = {minutes: chosen(photographs(200, 16, 16), minutes, labelled=False)[1] for minutes in (0.01, 20.0)}
-    assert [own.autoencoder.kind for own in found.values()] == ["linear", "kl"]
-    # it draws soft edges
-    assert [own.private.tones.share > 0 for own in found.values()] == [False, True]
-    assert found[20.0].latent_shape == (8, 4, 4)
-    assert found[20.0].autoencoder.training.steps >= LEAST_STEPS
 
 
 @pytest.mark.parametrize(("sample", "told"), [("letters", True), (None, False)])
