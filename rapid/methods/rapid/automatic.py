@@ -56,8 +56,8 @@ SAMPLE = 10_000
 """Images that choices are made by."""
 RECORDS, QUERIES = 5000, 1000
 TONES = 0.03
-"""Share of epsilon of the tones. The Frechet distance of letters and of coloured letters fell by half, that of classes of
-CIFAR-100 not at all."""
+"""Share of epsilon of the tones. The Frechet distance of letters and of coloured letters fell by half, that of classes
+of CIFAR-100 not at all."""
 FEW_IMAGES = 100_000
 """Up to this number of public images, four random views of each are trained on."""
 
