@@ -48,7 +48,7 @@ BEGINNING: Tree = {
     "private": {"objective": "late", "start": 700, "moments": {"share": 0.3}},
     "generation": {
         "sampler": "dpm-solver++", "steps": 16, "retrieval": "moments", "start": 600, "clip_range": 3.0,
-        "epsilon_scale": 1.1, "probe_guidance": 0.5
+        "epsilon_scale": 1.1, "confidence": 0.9, "probe_guidance": 0.5
     },
 }  # fmt: skip
 """Images begin from released moments: on letters those that began from records of similar classes were worse."""
