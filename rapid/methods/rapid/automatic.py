@@ -44,8 +44,11 @@ SHARES_OF_T = (0.8, 0.65, 0.5, 0.35)
 """The k that are tried, from the paper's downwards."""
 SIMILAR = 0.3
 """Share of neighbours with the class of their query from which on there is a knowledge base."""
+TONES = 0.03
+"""Share of epsilon of the tones. The Frechet distance of letters and of coloured letters fell by half, that of classes
+of CIFAR-100 not at all."""
 BEGINNING: Tree = {
-    "private": {"objective": "late", "start": 700, "moments": {"share": 0.3}},
+    "private": {"objective": "late", "start": 700, "moments": {"share": 0.3}, "tones": {"share": TONES}},
     "generation": {
         "sampler": "dpm-solver++", "steps": 16, "retrieval": "moments", "start": 600, "clip_range": 3.0,
         "epsilon_scale": 1.1, "confidence": 0.9, "probe_guidance": 0.5
@@ -55,9 +58,6 @@ BEGINNING: Tree = {
 SAMPLE = 10_000
 """Images that choices are made by."""
 RECORDS, QUERIES = 5000, 1000
-TONES = 0.03
-"""Share of epsilon of the tones. The Frechet distance of letters and of coloured letters fell by half, that of classes
-of CIFAR-100 not at all."""
 FEW_IMAGES = 100_000
 """Up to this number of public images, four random views of each are trained on."""
 
@@ -89,7 +89,6 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
     tree |= {name: dict(section) for name, section in BEGINNING.items()}
     tree["retrieval"], line = _retrieval(latents, images.labels)
     why.append(line)
-    tree["private"]["tones"] = {"share": TONES}
     why.append("tones: images get the brightness of private ones, by channel")
     if writing:
         why.append("handwriting? --networks builtin:scripts begins with networks that know it, and takes minutes")

@@ -56,6 +56,9 @@ def test_letters_and_photographs_get_what_suits_them() -> None:
     # writing gets a small autoencoder that is trained
     assert (writing.autoencoder.kind, writing.latent_shape) == ("kl", (4, 4, 4))
     assert photos.autoencoder.kind == "linear"
+    for found in (writing, photos):
+        assert found.private.tones.share > 0
+        assert (found.generation.epsilon_scale, found.generation.confidence) == (1.1, 0.9)
     assert writing.probe.enabled
 
 
