@@ -67,12 +67,17 @@ class Accepted(NamedTuple):
     """(H, W) or (H, W, 3)."""
 
 
+SLACK = 256
+"""Candidates in reserve beyond twice the open places, so that small requests are not sorted at each offer."""
+
+
 class Acceptance:
     """The places of a request, each of which needs an image of one class.
 
     Candidates are offered in a fixed order. The first open place of the class that the probe finds most likely accepts
     the candidate, whichever class it was drawn for. So the image of a place depends on the candidates and on the
-    earlier places, not on how many places follow. Candidates that no place accepts are kept in reserve.
+    earlier places, not on how many places follow. Candidates that no place accepts are kept in reserve, as far as they
+    could fill a place: at most twice as many as there are open places, and `SLACK`.
 
     Args:
         wanted: class of each place, int64 (N,).
@@ -99,7 +104,10 @@ class Acceptance:
         found = self.found(probabilities)
         places = None if found is None else self._open.get(found)
         if not places:
-            self._reserve.append((candidate, image, probabilities))
+            # copies, because a view would keep the whole batch in memory
+            self._reserve.append((candidate, image.copy(), probabilities.copy()))
+            if len(self._reserve) > 2 * self.missing + SLACK:
+                self._prune()
             return []
         self.missing -= 1
         return [Accepted(places.popleft(), candidate, image)]
@@ -108,6 +116,11 @@ class Acceptance:
         """The class of a candidate, or None if the probe is not sure enough of any."""
         likeliest = int(probabilities.argmax())
         return likeliest if probabilities[likeliest] >= self._confidence else None
+
+    @property
+    def reserved(self) -> int:
+        """Number of candidates in reserve."""
+        return len(self._reserve)
 
     @property
     def can_fill(self) -> bool:
@@ -124,12 +137,28 @@ class Acceptance:
         """
         if not self.can_fill:
             raise ValueError(f"{self.missing} places are open, but only {len(self._reserve)} candidates are in reserve")
-        filled = []
-        for label, places in sorted(self._open.items()):
-            best = sorted(range(len(self._reserve)), key=lambda index: -self._reserve[index][2][label])[: len(places)]
-            filled += [Accepted(place, *self._reserve[index][:2]) for place, index in zip(places, best, strict=True)]
-            used = set(best)
-            self._reserve = [kept for index, kept in enumerate(self._reserve) if index not in used]
-            places.clear()
+        chosen = self._choice() if self.missing else {}
+        filled = [
+            Accepted(place, *self._reserve[index][:2])
+            for label, rows in chosen.items()
+            for place, index in zip(self._open[label], rows, strict=True)
+        ]
+        self._open.clear()
+        self._reserve = []
         self.missing = 0
         return filled
+
+    def _choice(self) -> dict[int, list[int]]:
+        """For each class, in their order, the rows of the reserve that its open places get, the likeliest first."""
+        left, chosen = np.arange(len(self._reserve)), {}
+        probabilities = np.stack([row for _, _, row in self._reserve])
+        for label, places in sorted(self._open.items()):
+            best = left[np.argsort(-probabilities[left, label], kind="stable")[: len(places)]]
+            chosen[label] = best.tolist()
+            left = np.setdiff1d(left, best)
+        return chosen
+
+    def _prune(self) -> None:
+        """Drop what could fill no place: places only become fewer, so the choice among all is one among the chosen."""
+        kept = sorted(index for rows in self._choice().values() for index in rows)
+        self._reserve = [self._reserve[index] for index in kept]

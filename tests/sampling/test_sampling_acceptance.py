@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rapid.sampling.acceptance import Acceptance, AcceptanceRate, Tally
+from rapid.sampling.acceptance import SLACK, Acceptance, AcceptanceRate, Tally
 
 
 def candidates(seen: list[int], classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -61,6 +61,42 @@ def test_open_places_are_filled_with_the_likeliest_of_the_reserve() -> None:
     assert acceptance.missing == 2
     found += acceptance.fill()
     assert [(one.place, one.candidate) for one in found] == [(0, 0), (1, 2), (2, 3)]
+
+
+@given(seed=st.integers(0, 2**32 - 1), places=st.integers(1, 40), classes=st.integers(1, 5))
+def test_what_is_dropped_from_the_reserve_could_fill_no_place(seed: int, places: int, classes: int) -> None:
+    rng = np.random.default_rng(seed)
+    wanted = rng.integers(classes, size=places)
+    # coarse numbers, so that candidates tie; few are sure enough
+    probabilities = rng.integers(0, 100, (1500, classes)).astype(np.float32) / 100
+    images = np.arange(1500)[:, None, None]
+    acceptance = Acceptance(wanted, 0.99)
+    found, rejected = [], []
+    for number in range(1500):
+        accepted = acceptance.offer(number, images[number], probabilities[number])
+        found += accepted
+        if not accepted:
+            rejected.append(number)
+            least, most = min(acceptance.missing, len(rejected)), 2 * acceptance.missing + SLACK
+            assert least <= acceptance.reserved <= most
+        if not acceptance.missing:
+            break
+    filled = {one.place for one in found}
+    expected = []
+    for label in range(classes):
+        open_places = [place for place in np.flatnonzero(wanted == label).tolist() if place not in filled]
+        best = sorted(rejected, key=lambda number: (-probabilities[number, label], number))[: len(open_places)]
+        expected += list(zip(open_places, best, strict=True))
+        rejected = [number for number in rejected if number not in best]
+    assert [(one.place, one.candidate) for one in acceptance.fill()] == expected
+
+
+def test_the_reserve_does_not_keep_a_batch_in_memory() -> None:
+    acceptance = Acceptance(np.array([0]))
+    images, probabilities = candidates([1, 1], 2)
+    acceptance.offer(0, images[0], probabilities[0])
+    images[:] = 9
+    assert acceptance.fill()[0].image.max() == 0
 
 
 def test_too_few_candidates() -> None:
