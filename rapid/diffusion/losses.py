@@ -7,6 +7,7 @@ sum's gradient is d times the mean's, with d the number of elements, so clip_nor
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +17,19 @@ from rapid.diffusion.schedule import Schedule
 
 Predictor = Callable[[Tensor, Tensor, Tensor], Tensor]
 """eps_theta(x_t, t, labels) -> predicted noise."""
+
+
+class Network(Protocol):
+    """A denoiser that knows what it was made to predict."""
+
+    @property
+    def predicts_velocity(self) -> bool:
+        """Whether the noise comes from a predicted velocity."""
+        ...
+
+    def __call__(self, x: Tensor, t: Tensor, labels: Tensor, /) -> Tensor:
+        """The predicted noise."""
+        ...
 
 
 def noise_prediction_loss(
@@ -38,15 +52,25 @@ def noise_prediction_loss(
     return (eps - predicted).square().flatten(1).mean(1)
 
 
+def denoising_loss(network: Network, schedule: Schedule, x0: Tensor, labels: Tensor, t: Tensor, eps: Tensor) -> Tensor:
+    """The loss of Eq. 3 or, of velocities v = sqrt(abar_t) eps - sqrt(1 - abar_t) x_0, || v - v_theta(x_t, t) ||^2.
+
+    The second is the first over abar_t, because eps - eps_theta = sqrt(abar_t) (v - v_theta). Arguments and result are
+    those of `noise_prediction_loss`.
+    """
+    losses = noise_prediction_loss(network, schedule, x0, labels, t, eps)
+    return losses / schedule.signal(t).flatten().square() if network.predicts_velocity else losses
+
+
 def retrieval_loss(
-    predict: Predictor, schedule: Schedule, x0: Tensor, labels: Tensor, value: Tensor, v: int, t: Tensor
+    network: Network, schedule: Schedule, x0: Tensor, labels: Tensor, value: Tensor, v: int, t: Tensor
 ) -> Tensor:
     """Late-step loss of Eq. 5: the noise leads from x0 to its retrieved value at step v.
 
-    At t = v the denoiser's input is exactly the retrieved value.
+    At t = v the denoiser's input is exactly the retrieved value. With velocities see `denoising_loss`.
 
     Args:
-        predict: the denoiser.
+        network: the denoiser.
         schedule: abar.
         x0: latents, float (N, C, H, W).
         labels: int64 (N,).
@@ -58,7 +82,7 @@ def retrieval_loss(
         float (N,): the mean squared error of each example.
     """
     eps = schedule.implied_noise(x0, value, torch.full_like(t, v))
-    return noise_prediction_loss(predict, schedule, x0, labels, t, eps)
+    return denoising_loss(network, schedule, x0, labels, t, eps)
 
 
 def info_nce(first: Tensor, second: Tensor, temperature: float) -> Tensor:

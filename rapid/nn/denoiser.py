@@ -8,7 +8,8 @@ import torch
 from diffusers import UNet2DConditionModel, UNet2DModel
 from torch import Tensor, nn
 
-from rapid.config.sections import DenoiserSettings
+from rapid.config.sections import DenoiserSettings, ScheduleSettings
+from rapid.diffusion.schedule import Schedule
 from rapid.nn.groups import group_count
 from rapid.nn.storage import StoredNetwork
 
@@ -52,12 +53,24 @@ class Denoiser(StoredNetwork):
     Labels are 0..num_classes - 1; label `num_classes` is the null class, used for unconditional queries and guidance.
     Timesteps are 1..T as in the paper; the U-Net gets t - 1, the index into the schedule.
 
+    With a schedule in `config` the U-Net predicts the velocity v = sqrt(abar_t) eps - sqrt(1 - abar_t) x_0 (Salimans
+    and Ho 2022, arXiv 2202.00512), and the noise is sqrt(1 - abar_t) x_t + sqrt(abar_t) v. Errors of the U-Net reach
+    x_0 times sqrt(1 - abar_t); where it predicts the noise, they do so times sqrt(1 - abar_t) / sqrt(abar_t).
+
     Args:
-        config: JSON-ready: num_classes, conditioning, context_dim, network.
+        config: JSON-ready: num_classes, conditioning, context_dim, network, and for velocities schedule.
     """
+
+    signal: Tensor
+    noise: Tensor
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
+        self.predicts_velocity: bool = "schedule" in config
+        if self.predicts_velocity:
+            abar = Schedule.build(ScheduleSettings.model_validate(config["schedule"])).abar
+            self.register_buffer("signal", abar.sqrt().float().view(-1, 1, 1, 1), persistent=False)
+            self.register_buffer("noise", (1 - abar).sqrt().float().view(-1, 1, 1, 1), persistent=False)
         self.num_classes: int = config["num_classes"]
         cross = config["conditioning"] == "cross-attention"
         self.unet: nn.Module = (_ConditionalUNet if cross else _UNet)(**config["network"])
@@ -66,8 +79,14 @@ class Denoiser(StoredNetwork):
         self.class_table = nn.Embedding(self.num_classes + 1, width)
 
     @classmethod
-    def build(cls, settings: DenoiserShape, num_classes: int) -> Self:
-        """A new denoiser with random weights."""
+    def build(cls, settings: DenoiserShape, num_classes: int, velocity: ScheduleSettings | None = None) -> Self:
+        """A new denoiser with random weights.
+
+        Args:
+            settings: of its shape.
+            num_classes: without the null class.
+            velocity: the schedule, if the U-Net predicts velocities.
+        """
         s = settings.denoiser
         latent_channels, latent_size, _ = settings.latent_shape
         widths = [s.channels * m for m in s.multipliers]
@@ -98,14 +117,13 @@ class Denoiser(StoredNetwork):
                 "add_attention": any(s.attention),
                 "class_embed_type": "identity",
             }
-        return cls(
-            {
-                "num_classes": num_classes,
-                "conditioning": s.conditioning,
-                "context_dim": s.context_dim,
-                "network": network,
-            }
-        )
+        config = {
+            "num_classes": num_classes,
+            "conditioning": s.conditioning,
+            "context_dim": s.context_dim,
+            "network": network,
+        }
+        return cls(config if velocity is None else config | {"schedule": velocity.model_dump(mode="json")})
 
     def with_classes(self, num_classes: int) -> Self:
         """A copy with `num_classes` new classes; the null class and all other weights are kept.
@@ -146,10 +164,10 @@ class Denoiser(StoredNetwork):
         """
         context = self.class_table(labels)
         if self.cross_attention:
-            noise: Tensor = self.unet(x, t - 1, context[:, None, :]).sample
+            predicted: Tensor = self.unet(x, t - 1, context[:, None, :]).sample
         else:
-            noise = self.unet(x, t - 1, class_labels=context).sample
-        return noise
+            predicted = self.unet(x, t - 1, class_labels=context).sample
+        return self.noise[t] * x + self.signal[t] * predicted if self.predicts_velocity else predicted
 
     def __call__(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         """See `forward`."""

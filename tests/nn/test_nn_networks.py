@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rapid.config.presets import DEFAULT_METHOD, preset_names, preset_tree
+from rapid.diffusion import Schedule
 from rapid.errors import InputError
 from rapid.methods import apply_overrides, load_settings
 from rapid.methods.rapid.settings import RapidSettings
@@ -125,6 +126,24 @@ def test_timestep_and_class_reach_the_output(tiny_settings: RapidSettings, condi
 
     assert (output(10, 0) - output(900, 0)).abs().max() > 1e-4
     assert (output(10, 0) - output(10, 1)).abs().max() > 1e-4
+
+
+def test_errors_of_a_velocity_are_not_magnified(tmp_path: Path, tiny_settings: RapidSettings) -> None:
+    schedule = Schedule.build(tiny_settings.schedule)
+    torch.manual_seed(0)
+    denoiser = Denoiser.build(tiny_settings, 3, tiny_settings.schedule)
+    x0, eps = torch.randn(2, 4, *tiny_settings.latent_shape)
+    t, y = torch.tensor([1, 200, 700, 1000]), torch.tensor([0, 1, 2, 3])
+    x_t, a, b = schedule.diffuse(x0, eps, t), schedule.signal(t), schedule.noise(t)
+    with torch.no_grad():
+        predicted = denoiser.unet(x_t, t - 1, class_labels=denoiser.class_table(y)).sample
+        denoised = schedule.denoise(x_t, denoiser(x_t, t, y), t)
+        torch.testing.assert_close(denoised - x0, b * (a * eps - b * x0 - predicted), rtol=1e-3, atol=1e-3)
+        denoiser.save(tmp_path)
+        torch.testing.assert_close(Denoiser.load(tmp_path)(x_t, t, y), denoiser(x_t, t, y))
+        private = denoiser.with_classes(2)
+        null = (net(x_t, t, net.null_labels(4)) for net in (private, denoiser))
+        torch.testing.assert_close(*null)
 
 
 def test_pixel_space(tiny_settings: RapidSettings) -> None:

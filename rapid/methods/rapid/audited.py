@@ -20,6 +20,7 @@ from rapid.diffusion import Schedule
 from rapid.dp.audit import Subject
 from rapid.dp.randomness import Randomness
 from rapid.methods.rapid.knowledge_base import open_knowledge_base
+from rapid.methods.rapid.networks import build_denoiser
 from rapid.methods.rapid.objectives import Draws, PrivateObjective, Retriever, uses_retrieval
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser, TrajectoryEncoder
@@ -53,7 +54,7 @@ def late_steps(settings: RapidSettings, base: Bundle | None = None) -> Subject:
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        public = Denoiser.build(settings, CLASSES) if base is None else base.component("denoiser", Denoiser)
+        public = build_denoiser(settings, CLASSES) if base is None else base.component("denoiser", Denoiser)
         denoiser = public.with_classes(CLASSES).eval()
         retriever = _retriever(settings, public, base) if uses_retrieval(settings) else None
     select_trainable(denoiser, settings.private.trainable)

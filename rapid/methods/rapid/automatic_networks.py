@@ -18,6 +18,7 @@ from rapid.methods.rapid.networks import (
     AutoencoderRecipe,
     DenoiserRecipe,
     EncoderRecipe,
+    build_denoiser,
     encode_views,
     one_step_query,
     train_autoencoder,
@@ -27,7 +28,7 @@ from rapid.methods.rapid.networks import (
 from rapid.methods.rapid.retrieval import QUERIES
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.methods.rapid.subspace import VIEWS
-from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
+from rapid.nn import Autoencoder, TrajectoryEncoder
 from rapid.probe.features import ProbeRecipe, train_features
 from rapid.progress import hidden
 from rapid.training import Checkpoint
@@ -127,14 +128,15 @@ def training(steps: int, batch: int, rate: float) -> Tree:
 
 def denoiser_of(width: int, side: int) -> Tree:
     """Settings of a denoiser of this width, for latents of this side."""
+    levels = {"multipliers": [1, 2], "attention": [False, True]}
     if side <= SMALLEST_SIDE:
-        return {"channels": width, "multipliers": [1], "attention": [True], "heads": 4}
-    return {"channels": width, "multipliers": [1, 2], "attention": [False, True], "heads": 4}
+        levels = {"multipliers": [1], "attention": [True]}
+    return {"prediction": "velocity", "channels": width, **levels, "heads": 4}
 
 
 def _rough_seconds(settings: RapidSettings, classes: int, device: torch.device) -> float:
     """Time of a step of the denoiser without optimiser and average, for comparing widths."""
-    network, count = Denoiser.build(settings, classes).to(device), BATCH["denoiser"] // PART
+    network, count = build_denoiser(settings, classes).to(device), BATCH["denoiser"] // PART
     x = torch.randn(count, *settings.latent_shape, device=device)
     t = torch.randint(1, settings.schedule.timesteps + 1, (count,), device=device)
     labels = torch.randint(classes, (count,), device=device)
@@ -197,7 +199,7 @@ class _Pace:
     def encoder(self) -> float:
         """Seconds of a step of the trajectory encoder, whose queries run the denoiser."""
         autoencoder = self._autoencoder()
-        denoiser = Denoiser.build(self._denoiser_recipe(1), self._classes).to(self._device).eval()
+        denoiser = build_denoiser(self._denoiser_recipe(1), self._classes).to(self._device).eval()
 
         def train(steps: int, checkpoint: Checkpoint) -> None:
             train_encoder(self._encoder_recipe(steps), self._images, autoencoder, denoiser, self._device, checkpoint)
@@ -232,7 +234,7 @@ class _Pace:
             count: number of public images.
         """
         s = self._settings
-        denoiser = Denoiser.build(self._denoiser_recipe(1), self._classes).to(self._device).eval()
+        denoiser = build_denoiser(self._denoiser_recipe(1), self._classes).to(self._device).eval()
         encoder = TrajectoryEncoder.build(self._encoder_recipe()).to(self._device).eval()
         schedule = Schedule.build(s.schedule).to(self._device)
         latents, eps = torch.randn(2, SAMPLE, *s.latent_shape, device=self._device)

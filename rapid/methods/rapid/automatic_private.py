@@ -9,9 +9,9 @@ from rapid.dp.accounting import single_noise_multiplier
 from rapid.dp.gradients import BookKeeper
 from rapid.dp.releases import default_delta
 from rapid.methods.base import Choice, Tree
+from rapid.methods.rapid.networks import build_denoiser
 from rapid.methods.rapid.pace import PLAIN_GRADIENT, candidate_work
 from rapid.methods.rapid.settings import RapidSettings
-from rapid.nn import Denoiser
 from rapid.tones.release import is_hidden
 from rapid.training.timing import seconds_per_step
 
@@ -110,7 +110,7 @@ def seconds_per_gradient(settings: RapidSettings, device: torch.device, count: i
         count: examples of a measured step.
     """
     classes = 1
-    network = Denoiser.build(settings, classes).to(device).eval()
+    network = build_denoiser(settings, classes).to(device).eval()
     keeper = BookKeeper(network)
     x = torch.randn(count, *settings.latent_shape, device=device)
     t = torch.randint(1, settings.schedule.timesteps + 1, (count,), device=device)

@@ -22,7 +22,7 @@ from torch import Tensor
 from rapid.data import to_unit_range
 from rapid.data.augment import augment
 from rapid.diffusion import Schedule
-from rapid.diffusion.losses import noise_prediction_loss
+from rapid.diffusion.losses import denoising_loss
 from rapid.methods.rapid.candidates import Candidates, draw_candidates, surest
 from rapid.methods.rapid.parts import Parts
 from rapid.methods.rapid.settings import When
@@ -96,7 +96,7 @@ def _trained(
         eps = torch.randn(count, *latents.shape[1:], generator=generator).to(device)
         dropped = torch.rand(count, generator=generator).to(device) < own.label_dropout
         y = torch.where(dropped, denoiser.num_classes, targets[picked])
-        return noise_prediction_loss(denoiser, schedule, latents[picked], y, t, eps).mean()
+        return denoising_loss(denoiser, schedule, latents[picked], y, t, eps).mean()
 
     train(NAME, denoiser, loss, own.training, checkpoint)
     return denoiser

@@ -6,6 +6,8 @@ With several ranks, each draws the whole batch and computes its own rows, so the
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,7 +15,6 @@ from torch.nn import functional as F
 from rapid.config.sections import (
     AugmentSettings,
     AutoencoderSettings,
-    DenoiserSettings,
     ImageSettings,
     ScheduleSettings,
 )
@@ -22,9 +23,9 @@ from rapid.data.augment import drawn, transformed
 from rapid.data.augmented import AugmentedImages
 from rapid.data.subset import Images
 from rapid.diffusion import Schedule
-from rapid.diffusion.losses import info_nce, noise_prediction_loss
+from rapid.diffusion.losses import denoising_loss, info_nce
 from rapid.mapped import Rows, parts
-from rapid.methods.rapid.settings import EncoderSettings
+from rapid.methods.rapid.settings import EncoderSettings, LatentDenoiserSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.progress import Progress
 from rapid.ranks import Ranks
@@ -51,7 +52,7 @@ class DenoiserRecipe(Recipe):
     views: int
     augment: AugmentSettings
     schedule: ScheduleSettings
-    denoiser: DenoiserSettings
+    denoiser: LatentDenoiserSettings
     latent_shape: tuple[int, int, int]
 
 
@@ -62,6 +63,31 @@ class EncoderRecipe(Recipe):
     encoder: EncoderSettings
     latent_shape: tuple[int, int, int]
     k: int
+
+
+class DenoiserSource(Protocol):
+    """The settings that a denoiser is made by."""
+
+    @property
+    def schedule(self) -> ScheduleSettings:
+        """Of the diffusion."""
+        ...
+
+    @property
+    def denoiser(self) -> LatentDenoiserSettings:
+        """Widths, depth, attention, conditioning, and what is predicted."""
+        ...
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of a latent."""
+        ...
+
+
+def build_denoiser(settings: DenoiserSource, num_classes: int) -> Denoiser:
+    """A new denoiser with random weights."""
+    velocity = settings.schedule if settings.denoiser.prediction == "velocity" else None
+    return Denoiser.build(settings, num_classes, velocity)
 
 
 def train_autoencoder(
@@ -113,7 +139,7 @@ def train_denoiser(
     checkpoint: Checkpoint,
     ranks: Ranks | None = None,
 ) -> Denoiser:
-    """Train the denoiser with the plain loss (Eq. 3) over t in 1..T; labels become the null class at random.
+    """Train the denoiser by `denoising_loss` over t in 1..T; labels become the null class at random.
 
     Args:
         recipe: shape and training.
@@ -126,7 +152,7 @@ def train_denoiser(
     torch.manual_seed(1)
     device, ranks = latents.device, ranks or Ranks()
     schedule = Schedule.build(recipe.schedule).to(device)
-    model = Denoiser.build(recipe, num_classes).to(device)
+    model = build_denoiser(recipe, num_classes).to(device)
     own = recipe.denoiser
 
     def loss(generator: torch.Generator) -> Tensor:
@@ -138,7 +164,7 @@ def train_denoiser(
         noise = torch.randn(count, *latents.shape[1:], generator=generator)
         chosen, t, dropped, eps = (rows[ranks.rows].to(device) for rows in (chosen, t, dropped, noise))
         y = torch.where(dropped, num_classes, labels[chosen])
-        losses = noise_prediction_loss(model, schedule, latents[chosen], y, t, eps)
+        losses = denoising_loss(model, schedule, latents[chosen], y, t, eps)
         return losses.mean() * ranks.weight(count)
 
     train("denoiser", model, loss, own.training, checkpoint, ranks=ranks)

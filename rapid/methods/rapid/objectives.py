@@ -16,7 +16,7 @@ from rapid_index import KnowledgeBase
 from torch import Tensor
 
 from rapid.diffusion import Schedule
-from rapid.diffusion.losses import noise_prediction_loss, retrieval_loss
+from rapid.diffusion.losses import denoising_loss, retrieval_loss
 from rapid.dp.randomness import Randomness
 from rapid.methods.rapid.neighbours import choose_neighbours
 from rapid.methods.rapid.search import Search, open_search
@@ -121,7 +121,7 @@ class PrivateObjective:
         """
         y = torch.where(draws.dropped, self.denoiser.num_classes, labels)
         if self.retriever is None:
-            return noise_prediction_loss(self.denoiser, self.schedule, latents, y, draws.t, draws.eps)
+            return denoising_loss(self.denoiser, self.schedule, latents, y, draws.t, draws.eps)
         value = self.retriever.retrieve(latents, draws.eps, draws.pick if self._pick else None)
         if self._onward:
             v, start = (torch.full_like(draws.t, step) for step in (self.settings.retrieval.v, self.last_timestep))

@@ -27,6 +27,7 @@ from rapid.methods.rapid.knowledge_base import NAME as KNOWLEDGE_BASE
 from rapid.methods.rapid.knowledge_base import open_knowledge_base, open_retrieval
 from rapid.methods.rapid.moments import NAME as MOMENTS
 from rapid.methods.rapid.moments import ClassMoments, moments_spec, release_moments
+from rapid.methods.rapid.networks import build_denoiser
 from rapid.methods.rapid.objectives import PrivateObjective, Retriever, trained_timesteps, uses_retrieval
 from rapid.methods.rapid.parts import Parts
 from rapid.methods.rapid.public_stage import public_facts
@@ -170,7 +171,7 @@ def privacy_notes(budget: Budget) -> Sequence[str]:
 
 def trained_parameters(settings: RapidSettings, classes: int) -> int:
     """Number of parameters of the denoiser that would be trained."""
-    return trained_count(lambda: Denoiser.build(settings, classes), settings.private.trainable)
+    return trained_count(lambda: build_denoiser(settings, classes), settings.private.trainable)
 
 
 def _check_base(base: Bundle, settings: RapidSettings, facts: PublicFacts) -> None:

@@ -233,6 +233,16 @@ class RapidPrivateSettings(DpSgdSettings):
     tones: TonesSettings = TonesSettings()
 
 
+class LatentDenoiserSettings(DenoiserSettings):
+    """The denoiser of latents."""
+
+    prediction: Literal["noise", "velocity"] = Field(
+        "noise",
+        description="noise: the U-Net predicts the noise, as in the paper; velocity: a mixture of noise and latent, so "
+        "that its errors are not magnified where noise is high, for networks that are small or trained for minutes",
+    )
+
+
 class RapidSettings(MethodSettings):
     """All settings of a RAPID bundle.
 
@@ -261,7 +271,7 @@ class RapidSettings(MethodSettings):
     augmentations: AugmentationSettings = AugmentationSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     autoencoder: AutoencoderSettings = AutoencoderSettings()
-    denoiser: DenoiserSettings = DenoiserSettings()
+    denoiser: LatentDenoiserSettings = LatentDenoiserSettings()
     subspace: SubspaceSettings = SubspaceSettings()
     retrieval: RetrievalSettings = RetrievalSettings()
     encoder: EncoderSettings = EncoderSettings()

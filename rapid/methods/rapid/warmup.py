@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rapid.diffusion import Schedule
-from rapid.diffusion.losses import noise_prediction_loss
+from rapid.diffusion.losses import denoising_loss
 from rapid.methods.rapid.moments import ClassMoments
 from rapid.methods.rapid.objectives import trained_timesteps
 from rapid.methods.rapid.settings import RapidSettings
@@ -40,6 +40,6 @@ def warm_up(denoiser: Denoiser, moments: ClassMoments, settings: RapidSettings, 
         x = moments.sample(labels if labelled else None, noise)
         dropped = torch.rand(count, generator=generator).to(device) < settings.private.label_dropout
         y = torch.where(dropped, denoiser.num_classes, labels) if labelled else denoiser.null_labels(count)
-        return noise_prediction_loss(denoiser, schedule, x, y, t, eps).mean()
+        return denoising_loss(denoiser, schedule, x, y, t, eps).mean()
 
     train("warm-up", denoiser, loss, own.warmup, checkpoint)

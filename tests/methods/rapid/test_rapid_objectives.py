@@ -17,6 +17,7 @@ from rapid.diffusion.losses import retrieval_loss
 from rapid.dp.randomness import Randomness
 from rapid.methods import apply_overrides
 from rapid.methods.rapid.knowledge_base import open_knowledge_base
+from rapid.methods.rapid.networks import build_denoiser
 from rapid.methods.rapid.objectives import PrivateObjective, Retriever, trained_timesteps
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser, TrajectoryEncoder
@@ -28,12 +29,15 @@ SCHEDULE = Schedule.build(ScheduleSettings())
 def test_at_v_the_network_sees_exactly_the_retrieved_value() -> None:
     seen: list[Tensor] = []
 
-    def predict(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        seen.append(x)
-        return x
+    class Echo:
+        predicts_velocity = False
+
+        def __call__(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+            seen.append(x)
+            return x
 
     x0, value = torch.randn(6, 3, 4, 4), torch.randn(6, 3, 4, 4)
-    retrieval_loss(predict, SCHEDULE, x0, torch.zeros(6, dtype=torch.int64), value, V, torch.full((6,), V))
+    retrieval_loss(Echo(), SCHEDULE, x0, torch.zeros(6, dtype=torch.int64), value, V, torch.full((6,), V))
     torch.testing.assert_close(seen[0], value, rtol=1e-5, atol=1e-5)
 
 
@@ -43,9 +47,12 @@ def test_the_implied_noise_leads_to_the_value() -> None:
     torch.testing.assert_close(SCHEDULE.diffuse(x0, SCHEDULE.implied_noise(x0, value, t), t), value)
 
 
-def test_gradient_equals_autograd_through_the_formula(tiny_settings: RapidSettings) -> None:
+@pytest.mark.parametrize("prediction", ["noise", "velocity"])
+def test_gradient_equals_autograd_through_the_formula(tiny_settings: RapidSettings, prediction: str) -> None:
     torch.manual_seed(0)
-    denoiser = Denoiser.build(tiny_settings, 3)
+    settings = apply_overrides(tiny_settings.model_dump(mode="json"), [f"denoiser.prediction={prediction}"])
+    assert isinstance(settings, RapidSettings)
+    denoiser = build_denoiser(settings, 3)
     count = 5
     x, value = torch.randn(count, *tiny_settings.latent_shape), torch.randn(count, *tiny_settings.latent_shape)
     labels, steps = torch.tensor([0, 1, 2, 3, 0]), torch.tensor([1, 50, 120, 199, 200])
@@ -57,8 +64,10 @@ def test_gradient_equals_autograd_through_the_formula(tiny_settings: RapidSettin
         a, b = abar[V], abar[steps[i]]
         eps = (value[i] - a**0.5 * x[i]) / (1 - a) ** 0.5
         noisy = b**0.5 * x[i] + (1 - b) ** 0.5 * eps
-        predicted = denoiser(noisy[None].float(), steps[i : i + 1], labels[i : i + 1])[0]
-        total = total + ((eps - predicted) ** 2).mean()
+        classes = denoiser.class_table(labels[i : i + 1])
+        predicted = denoiser.unet(noisy[None].float(), steps[i : i + 1] - 1, class_labels=classes).sample[0]
+        target = eps if prediction == "noise" else b**0.5 * eps - (1 - b) ** 0.5 * x[i]
+        total = total + ((target - predicted) ** 2).mean()
     expected = torch.autograd.grad(total, list(denoiser.parameters()), allow_unused=True)
     found = torch.autograd.grad(
         retrieval_loss(denoiser, SCHEDULE, x, labels, value, V, steps).sum(),
