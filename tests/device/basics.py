@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rapid.diffusion import Schedule
-from rapid.diffusion.losses import info_nce, noise_prediction_loss
+from rapid.diffusion.losses import denoising_loss, info_nce
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 
@@ -96,6 +96,7 @@ def public_steps(device: torch.device, settings: RapidSettings, autocast: bool) 
     networks = [kind.build(settings).to(device) for kind in (Autoencoder, TrajectoryEncoder)]
     autoencoder, encoder = networks
     denoiser = Denoiser.build(settings, 3).to(device)
+    velocities = Denoiser.build(settings, 3, settings.schedule).to(device)
     schedule = Schedule.build(settings.schedule).to(device)
     images = torch.rand(4, settings.image.channels, settings.image.size, settings.image.size).to(device)
     latents, eps = torch.randn(2, 4, *settings.latent_shape).to(device)
@@ -105,7 +106,8 @@ def public_steps(device: torch.device, settings: RapidSettings, autocast: bool) 
             autoencoder,
             lambda: autoencoder.decode_raw(autoencoder.posterior(images)[0]) - images,
         ),
-        "denoiser": (denoiser, lambda: noise_prediction_loss(denoiser, schedule, latents, y, t, eps)),
+        "denoiser": (denoiser, lambda: denoising_loss(denoiser, schedule, latents, y, t, eps)),
+        "velocities": (velocities, lambda: denoising_loss(velocities, schedule, latents, y, t, eps)),
         "encoder": (encoder, lambda: info_nce(encoder(latents), encoder(latents + 0.1 * eps), 0.1)),
     }
     found = {}
