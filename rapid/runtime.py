@@ -65,8 +65,8 @@ def place(network: Network, device: torch.device) -> Network:
     """Move a network to a device in channels-last layout, in which convolutions take half the time, in place.
 
     A network that is trained privately afterwards may keep this layout: the clipped sums of `rapid.dp.gradients` are
-    the same in it, which `tests/dp/test_dp_gradients.py` compares with a loop over single examples. Those of Opacus
-    are not.
+    the same in it: `tests/dp/test_dp_gradients_unets.py` compares them with a loop over single examples. Those of
+    Opacus are not.
     """
     placed: Network = network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return placed
