@@ -10,7 +10,7 @@ import torch
 from rapid.methods import apply_overrides
 from rapid.methods.base import Resources, Tree
 from rapid.methods.rapid import automatic_networks
-from rapid.methods.rapid.automatic_networks import BATCH, LEAST_EXAMPLES, MOST_STEPS, WIDTHS, choose_networks
+from rapid.methods.rapid.automatic_networks import DENOISER, LEAST_EXAMPLES, MOST_STEPS, WIDTHS, choose_networks
 from rapid.methods.rapid.settings import RapidSettings
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ def test_more_time_is_wider_and_longer() -> None:
     many, why = planned(30)
     assert few.denoiser.channels <= many.denoiser.channels
     assert many.denoiser.channels in WIDTHS
-    assert many.denoiser.training.steps * BATCH["denoiser"] >= LEAST_EXAMPLES
+    assert many.denoiser.training.steps * DENOISER["cpu"][0] >= LEAST_EXAMPLES
     for name in ("denoiser", "probe", "encoder"):
         steps = getattr(many, name).training.steps
         assert 1 <= getattr(few, name).training.steps <= steps
