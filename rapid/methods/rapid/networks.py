@@ -27,6 +27,7 @@ from rapid.diffusion.losses import denoising_loss, info_nce
 from rapid.mapped import Rows, parts
 from rapid.methods.rapid.settings import EncoderSettings, LatentDenoiserSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
+from rapid.nn.denoiser import DenoiserShape
 from rapid.progress import Progress
 from rapid.ranks import Ranks
 from rapid.stopping import check_stop
@@ -65,7 +66,7 @@ class EncoderRecipe(Recipe):
     k: int
 
 
-class DenoiserSource(Protocol):
+class DenoiserSource(DenoiserShape, Protocol):
     """The settings that a denoiser is made by."""
 
     @property
@@ -75,12 +76,7 @@ class DenoiserSource(Protocol):
 
     @property
     def denoiser(self) -> LatentDenoiserSettings:
-        """Widths, depth, attention, conditioning, and what is predicted."""
-        ...
-
-    @property
-    def latent_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of a latent."""
+        """Its shape, and what it predicts."""
         ...
 
 
