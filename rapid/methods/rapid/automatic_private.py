@@ -23,9 +23,12 @@ EXPONENT = 0.6
 """Steps grow by this power of N * epsilon."""
 LEAST_STEPS, MOST_STEPS = 40, 2000
 LARGEST_BATCH = 4096
-WARMUP, MOST_WARMUP = 0.12, 600
-"""Share of the gradients' time for training on images drawn from moments, and most steps of it."""
-DISTILLATION, MOST_DISTILLATION, MOST_CANDIDATES = 0.15, 1000, 10_000
+SMALL_BATCH = 64
+"""Of trainings before DP-SGD: many small steps teach more. Classifiers learnt 72 % (small CNN) and 71 % (ResNet) from
+coloured letters, and 70 % and 64 % where these trainings had a quarter of the steps, of 256 images."""
+WARMUP, MOST_WARMUP, WARMUP_RATE = 0.12, 2400, 1e-3
+"""Share of the gradients' time for training on images drawn from moments, most steps of it, and learning rate."""
+DISTILLATION, MOST_DISTILLATION, MOST_CANDIDATES = 0.15, 4000, 10_000
 """Share of the gradients' time for selection and distillation before DP-SGD, most steps of it, and most candidates."""
 LEAST_ACCEPTED = 0.4
 """Of the candidates. On letters, where the probe took 62 % for their class, distillation before DP-SGD raised the share
@@ -51,7 +54,10 @@ def choose_private(settings: RapidSettings, facts: PublicFacts, epsilon: float, 
     distillation: Tree = {}
     if moments["share"] > 0:
         warmup = moments["warmup"]
-        warmup["steps"] = max(1, min(MOST_WARMUP, int(WARMUP * gradients / PLAIN_GRADIENT / warmup["batch_size"])))
+        steps = int(WARMUP * gradients / PLAIN_GRADIENT / SMALL_BATCH)
+        warmup |= {
+            "batch_size": SMALL_BATCH, "learning_rate": WARMUP_RATE, "steps": max(1, min(MOST_WARMUP, steps))
+        }  # fmt: skip
         distillation = _distillation(settings, gradients) if facts.classes and settings.probe.enabled else {}
         gradients *= 1 - WARMUP - (DISTILLATION if distillation else 0)
     steps_at_1, size_at_1 = REFERENCE
@@ -88,10 +94,10 @@ def _distillation(settings: RapidSettings, gradients: float) -> Tree:
     """Rounds before DP-SGD that take about a share of the time of all gradients."""
     time = DISTILLATION * gradients
     candidates = int(min(MOST_CANDIDATES, time / 3 / candidate_work(settings, settings.generation)))
-    steps = int(min(MOST_DISTILLATION, time * 2 / 3 / PLAIN_GRADIENT / 256))
+    steps = int(min(MOST_DISTILLATION, time * 2 / 3 / PLAIN_GRADIENT / SMALL_BATCH))
     if not (candidates and steps):
         return {}
-    training = {"steps": steps, "batch_size": 256, "learning_rate": 2e-3, "warmup_steps": min(50, steps // 10)}
+    training = {"steps": steps, "batch_size": SMALL_BATCH, "learning_rate": 2e-3, "warmup_steps": min(50, steps // 10)}
     return {
         "candidates": candidates,
         "rounds": 0,

@@ -143,9 +143,10 @@ def test_private_settings_fit_the_images_and_the_time(
         # two plain gradients take the time of a clipped one
         warmup = own["moments"]["warmup"]
         work += 0.5 * warmup["steps"] * warmup["batch_size"]
-        distilled = own.get("distillation", {"training": {"steps": 0}, "candidates": 0})
+        distilled = own.get("distillation", {"training": {"steps": 0, "batch_size": 0}, "candidates": 0})
         # a network call takes a third of the time of a plain gradient
-        work += 0.5 * 256 * distilled["training"]["steps"] + base.generation.steps / 6 * distilled["candidates"]
+        trained = distilled["training"]["steps"] * distilled["training"]["batch_size"]
+        work += 0.5 * trained + base.generation.steps / 6 * distilled["candidates"]
         assert work <= max(gradients, own["steps"]) + 256
         assert not classes or gradients < 5000 or distilled["candidates"] > 0
     assert settings.model_dump()["steps"] == own["steps"]
