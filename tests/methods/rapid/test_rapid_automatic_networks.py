@@ -10,7 +10,7 @@ import torch
 from rapid.methods import apply_overrides
 from rapid.methods.base import Resources, Tree
 from rapid.methods.rapid import automatic_networks
-from rapid.methods.rapid.automatic_networks import DENOISER, LEAST_EXAMPLES, MOST_STEPS, WIDTHS, choose_networks
+from rapid.methods.rapid.automatic_networks import DENOISER, EXAMPLES_PER_SQUARE, MOST_STEPS, WIDTHS, choose_networks
 from rapid.methods.rapid.settings import RapidSettings
 
 CPU = torch.device("cpu")
@@ -48,7 +48,8 @@ def test_more_time_is_wider_and_longer() -> None:
     many, why = planned(30)
     assert few.denoiser.channels <= many.denoiser.channels
     assert many.denoiser.channels in WIDTHS
-    assert many.denoiser.training.steps * DENOISER["cpu"][0] >= LEAST_EXAMPLES
+    width, examples = many.denoiser.channels, many.denoiser.training.steps * DENOISER["cpu"][0]
+    assert width == WIDTHS[0] or examples >= EXAMPLES_PER_SQUARE * width**2
     for name in ("denoiser", "probe", "encoder"):
         steps = getattr(many, name).training.steps
         assert 1 <= getattr(few, name).training.steps <= steps
@@ -57,11 +58,11 @@ def test_more_time_is_wider_and_longer() -> None:
 
 
 def test_time_that_others_leave_goes_to_the_denoiser() -> None:
-    # probe and encoder reach their most steps in a small part of their shares
+    # probe and encoder reach their most steps in a small part of their shares; measured times vary by half
     hour, _ = planned(60)
     day, _ = planned(24 * 60)
     assert hour.encoder.training.steps == day.encoder.training.steps == MOST_STEPS["encoder"]
-    assert day.denoiser.training.steps > 20 * hour.denoiser.training.steps or (
+    assert day.denoiser.training.steps > 12 * hour.denoiser.training.steps or (
         day.denoiser.channels > hour.denoiser.channels
     )
 
@@ -89,7 +90,7 @@ def test_an_autoencoder_that_is_trained_has_its_share_of_steps_and_views() -> No
             "autoencoder": {"kind": "kl", "patch": 2, "latent_channels": 4, "channels": 8, "multipliers": [1, 2, 2]},
             "augmentations": {},
         }
-        why = choose_networks(tree, 5000, 3, True, Resources(CPU, minutes))
+        why = choose_networks(tree, 50_000, 3, True, Resources(CPU, minutes))
         settings = apply_overrides(tree, [])
         assert isinstance(settings, RapidSettings)
         steps.append(settings.autoencoder.training.steps)
@@ -98,4 +99,4 @@ def test_an_autoencoder_that_is_trained_has_its_share_of_steps_and_views() -> No
         # latents of 4x4 are not halved
         assert settings.denoiser.multipliers == (1,)
     assert 1 <= steps[0] < steps[1] <= MOST_STEPS["autoencoder"]
-    assert 0 < views[0] < views[1] <= 4 * 5000
+    assert 0 < views[0] < views[1] <= 4 * 50_000
