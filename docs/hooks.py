@@ -32,6 +32,7 @@ PICTURES = {
     "benchmarks/samples/dp-diffusion-10.png": "benchmarks/methods/samples/dp-diffusion-10.png",
     "benchmarks/samples/dp-classifier-10.png": "benchmarks/methods/samples/dp-classifier-10.png",
     "benchmarks/samples/epsilon-10-first.png": "benchmarks/blood-cells/samples/epsilon-10-first.png",
+    "benchmarks/samples/epsilon-10-noise.png": "benchmarks/blood-cells/samples/epsilon-10-noise.png",
 }
 """Pictures of the site, and where they are in the project."""
 MARK = re.compile(r"^<!-- settings: ([a-z_-]+) -->$", re.MULTILINE)
