@@ -114,23 +114,116 @@ def test_by_itself_each_class_has_a_covariance_where_the_noise_is_small(
     assert len(released(tmp_path, 3000, epsilon, "auto").factors) == covariances
 
 
+def symmetric_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Of deviation 1 on the diagonal, as that of a release is: what lies beside it is released once, times sqrt(2)."""
+    raw = torch.randn(*shape, dtype=torch.float64, generator=generator)
+    return (raw + raw.mT) / 2
+
+
+def distance(first: Tensor, second: Tensor) -> float:
+    """Squared Wasserstein distance between centred Gaussians with these covariances (Dowson and Landau 1982)."""
+    roots = []
+    for covariance in (first, second):
+        values, vectors = np.linalg.eigh(covariance.numpy())
+        roots.append(vectors * np.sqrt(values.clip(0)))
+    cross = np.linalg.svd(roots[0].T @ roots[1], compute_uv=False).sum()
+    return float(first.trace() + second.trace() - 2 * cross)
+
+
+def found_covariances(second: Tensor, shares: Tensor, noise: float, variances: Tensor) -> Tensor:
+    """By `estimate`, of classes whose means are 0."""
+    means = torch.zeros(len(shares), len(variances), dtype=torch.float64)
+    factors = estimate(means, shares, second, noise, variances)["factors"]
+    return factors @ factors.mT
+
+
 def test_noise_is_shrunk_away() -> None:
     """Where there is nothing but noise, classes have the same mean, and the covariance is that of public images."""
     generator = torch.Generator().manual_seed(5)
     d, classes, noise = 40, 5, 0.01
     variances = torch.linspace(2, 0.1, d, dtype=torch.float64) / 100
-    raw = noise * torch.randn(d, d, dtype=torch.float64, generator=generator)
-    second = torch.diag(variances) + (raw + raw.T) / 2 / 0.55**0.5
+    second = torch.diag(variances) + noise * symmetric_noise((d, d), generator) / 0.55**0.5
     means = noise / 0.35**0.5 * torch.randn(classes, d, dtype=torch.float64, generator=generator)
     shares = torch.full((classes,), 1 / classes, dtype=torch.float64)
     found = estimate(means, shares, second[None], noise, variances)
     raw_error = (5 * means - means.sum(0)).norm()
     assert (found["means"] - means.sum(0)).norm() < 0.4 * raw_error
-    (factor,) = found["factors"]
-    covariance = factor @ factor.T
-    between = means.sum(0)[:, None] * means.sum(0)
-    assert (covariance + between - torch.diag(variances)).norm() < 0.7 * (second - torch.diag(variances)).norm()
-    assert torch.linalg.eigvalsh(covariance).min() > -1e-12
+    (covariance,) = found_covariances(second[None], shares, noise, variances)
+    assert (covariance - torch.diag(variances)).norm() < 0.4 * (second - torch.diag(variances)).norm()
+
+
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(
+    d=st.integers(1, 12),
+    classes=st.integers(1, 3),
+    noise=st.sampled_from([0.0, 1e-12, 1e-4, 1.0]),
+    scale=st.sampled_from([0.0, 1e-6, 1.0]),
+    seed=st.integers(0, 99),
+)
+def test_covariances_are_finite_and_without_noise_exact(
+    d: int, classes: int, noise: float, scale: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    mixing = scale * torch.randn(classes, d, d, dtype=torch.float64, generator=generator)
+    true = mixing @ mixing.mT
+    shares = torch.full((classes,), 1 / classes, dtype=torch.float64)
+    second = shares[:, None, None] * true + noise * symmetric_noise((classes, d, d), generator)
+    found = found_covariances(second, shares, noise, torch.linspace(1, 0.1, d, dtype=torch.float64))
+    assert torch.isfinite(found).all()
+    assert torch.linalg.eigvalsh(found).min() > -1e-9 * max(1.0, float(found.abs().max()))
+    if noise <= 1e-12 and scale in (0.0, 1.0):
+        assert found.numpy() == pytest.approx(true.numpy(), abs=1e-6)
+
+
+@pytest.mark.parametrize("noise", [1e-3, 1e-2, 3e-2])
+def test_entries_are_almost_as_near_as_the_best_that_knows_the_prior(noise: float) -> None:
+    """Wiener's filter for each entry, with the true deviations of the prior, is the best linear estimate."""
+    generator = torch.Generator().manual_seed(8)
+    d, share = 48, 0.2
+    own = torch.logspace(0, -2, d, dtype=torch.float64)
+    prior = share * (own[:, None] * own).sqrt()
+    raw = torch.randn(d, d, dtype=torch.float64, generator=generator).triu(1)
+    true = torch.diag(own) + prior * own.min() ** 0.5 * (raw + raw.T)
+    spread = noise / 0.55**0.5
+    second = true + spread * symmetric_noise((d, d), generator)
+    rows, columns = torch.triu_indices(d, d, offset=1)
+    (found,) = found_covariances(second[None], torch.ones(1, dtype=torch.float64), noise, own)
+    variance = (prior[rows, columns] * own.min() ** 0.5).square()
+    best = second[rows, columns] * variance / (variance + spread**2 / 2)
+    error = (found - true)[rows, columns].square().sum()
+    assert error < 1.25 * (best - true[rows, columns]).square().sum()
+
+
+@pytest.mark.parametrize("noise", [2e-4, 1e-3, 5e-3])
+@pytest.mark.parametrize("like_public", [True, False])
+def test_covariances_are_nearer_than_those_of_public_images_and_than_the_noisy_ones(
+    noise: float, like_public: bool
+) -> None:
+    generator = torch.Generator().manual_seed(9)
+    d = 32
+    public = torch.logspace(0, -2, d, dtype=torch.float64) / d
+    scale = public if like_public else public.flip(0)
+    turn, _ = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64, generator=generator) * 0.1 + torch.eye(d))
+    true = turn @ torch.diag(scale) @ turn.T
+    second = true + noise * symmetric_noise((d, d), generator) / 0.55**0.5
+    (found,) = found_covariances(second[None], torch.ones(1, dtype=torch.float64), noise, public)
+    values, vectors = torch.linalg.eigh(second)
+    noisy = (vectors * values.clamp_min(0)) @ vectors.T
+    assert distance(found, true) < 1.05 * distance(noisy, true)
+    # where noise drowns even the trace, no estimate need be better than a guess
+    assert noise > 1e-3 or distance(found, true) < 0.8 * distance(torch.diag(public), true)
+
+
+def test_a_class_of_which_noise_tells_nothing_varies_like_the_others() -> None:
+    generator = torch.Generator().manual_seed(10)
+    d, classes, noise = 16, 4, 1e-3
+    mixing = torch.randn(d, d, dtype=torch.float64, generator=generator) / d
+    true = mixing @ mixing.T + 0.01 * torch.eye(d)
+    shares = torch.full((classes,), 1 / classes, dtype=torch.float64)
+    second = true / classes + noise * symmetric_noise((classes, d, d), generator) / 0.55**0.5
+    found = found_covariances(second, shares, noise, true.diag())
+    alone = torch.stack([found_covariances(one[None] * 4, shares[:1] * 4, 4 * noise, true.diag())[0] for one in second])
+    assert (found - true).square().sum() < 0.6 * (alone - true).square().sum()
 
 
 def test_sampled_latents_have_the_moments() -> None:
