@@ -16,7 +16,8 @@ from rapid.sampling.generate import generate
 from rapid.sampling.generator import Sampler
 from rapid.stopping import check_stop
 from rapid.tones.curve import LEVELS, NAME, ToneCurve
-from rapid.tones.release import INNER, bins_of_levels, release_tones
+from rapid.tones.release import Tones, release_tones
+from rapid.tones.shares import INNER, bins_of_levels, likely_shares, shares_of_bins
 
 STEEPEST = 4
 """Levels by which the curve may rise from one level to the next: it must not magnify rounding, nor noise in a bin."""
@@ -39,28 +40,29 @@ def released_tones(access: PrivateAccess, sampler: Callable[[], Sampler]) -> dic
         return {}
     shape = access.facts.image_shape
     channels = shape[2] if len(shape) == 3 else 1
-    shares = release_tones(access, channels)
+    tones = release_tones(access, channels)
     curve = ToneCurve({"channels": channels}).to(access.device)
-    if shares is not None and access.ranks.first:
-        curve.table.copy_(fit_tones(sampler(), shares))
+    if tones is not None and access.ranks.first:
+        curve.table.copy_(fit_tones(sampler(), tones))
     return {NAME: curve}
 
 
-def fit_tones(sampler: Sampler, shares: NDArray[np.float64]) -> Tensor:
+def fit_tones(sampler: Sampler, tones: Tones) -> Tensor:
     """The table of the curve that gives images as a model draws them the released tones, uint8 (channels, LEVELS).
 
     Args:
         sampler: of the model; all its classes are drawn equally often.
-        shares: of `release_tones`, float64 (channels, INNER + 2).
+        tones: of as many channels as the images.
 
     Raises:
         Stopped: a stop was requested.
     """
     images = generate(sampler, DRAWN, seed=SEED, progress=lambda *_: check_stop()).images
-    channels = len(shares)
-    pixels = images.reshape(-1, channels)
-    counts = np.stack([np.bincount(pixels[:, channel], minlength=LEVELS) for channel in range(channels)])
-    tables = [gentle(matching_table(*pair), pair[0]) for pair in zip(counts, shares, strict=True)]
+    tables = []
+    for levels, found in zip(np.moveaxis(images.reshape(-1, len(tones.shares)), 1, 0), tones.shares, strict=True):
+        counts = np.bincount(levels, minlength=LEVELS)
+        shares = likely_shares(found, shares_of_bins(counts), tones.noise)
+        tables.append(gentle(matching_table(counts, shares), counts))
     return torch.from_numpy(np.stack(tables))
 
 

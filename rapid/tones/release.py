@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rapid.config.sections import TonesSettings
@@ -19,10 +18,9 @@ from rapid.data.units import plural
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget
 from rapid.dp.releases import QuerySpec
-from rapid.tones.curve import LEVELS, NAME
+from rapid.tones.curve import NAME
+from rapid.tones.shares import INNER, Shares, bins_of_levels
 
-INNER = 32
-"""Bins of the levels 1 to 254; black and white have bins of their own, because many images have much of both."""
 LARGEST_NOISE = 0.02
 """Standard deviation of the noise in a share of the pixels, above which images are left as they are."""
 
@@ -60,13 +58,6 @@ def warn_if_hidden(budget: Budget, facts: PublicFacts) -> None:
             )
 
 
-def bins_of_levels() -> NDArray[np.int64]:
-    """The bin of each level, int64 (LEVELS,), not decreasing."""
-    levels = np.arange(LEVELS)
-    inner = 1 + (levels - 1) * INNER // (LEVELS - 2)
-    return np.where(levels == 0, 0, np.where(levels == LEVELS - 1, INNER + 1, inner))
-
-
 def image_row(images: Tensor) -> Tensor:
     """Shares of the bins, by channel, float32 (n, C * (INNER + 2)) of l2 norm 1 at most.
 
@@ -84,8 +75,20 @@ def image_row(images: Tensor) -> Tensor:
     return rows
 
 
-def release_tones(access: PrivateAccess, channels: int) -> NDArray[np.float64] | None:
-    """The shares of the bins among the pixels of private images, float64 (channels, INNER + 2); each row sums to 1.
+class Tones(NamedTuple):
+    """Noisy shares of the bins among pixels.
+
+    Attributes:
+        shares: by channel, float64 (channels, INNER + 2).
+        noise: standard deviation in each.
+    """
+
+    shares: Shares
+    noise: float
+
+
+def release_tones(access: PrivateAccess, channels: int) -> Tones | None:
+    """Release the shares of the bins among the pixels of private images.
 
     Args:
         access: its budget lists the release of `tones_specs`.
@@ -95,17 +98,7 @@ def release_tones(access: PrivateAccess, channels: int) -> NDArray[np.float64] |
         None if noise hides them.
     """
     shares = math.sqrt(channels) * access.mean(NAME, image_row, access.images).numpy().reshape(channels, INNER + 2)
-    if is_hidden(access.budget.release(NAME).noise_multiplier, access.facts.dataset_size, access.facts.image_shape):
+    multiplier = access.budget.release(NAME).noise_multiplier
+    if is_hidden(multiplier, access.facts.dataset_size, access.facts.image_shape):
         return None
-    return np.stack([nearest_distribution(row) for row in shares])
-
-
-def nearest_distribution(row: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The nearest point of the probability simplex, (n,): it takes the noise out of empty bins.
-
-    The method is that of Held, Wolfe and Crowder (1974).
-    """
-    descending = np.sort(row)[::-1]
-    excess = (descending.cumsum() - 1) / np.arange(1, len(row) + 1)
-    found: NDArray[np.float64] = np.maximum(row - excess[np.flatnonzero(descending > excess)[-1]], 0)
-    return found
+    return Tones(shares, math.sqrt(channels) * multiplier / access.facts.dataset_size)

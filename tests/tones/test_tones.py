@@ -30,7 +30,8 @@ from rapid.stages.private import train_private_bundle
 from rapid.stages.public import build_public_bundle
 from rapid.tones.curve import LEVELS, ToneCurve
 from rapid.tones.fit import STEEPEST, gentle, matching_table, released_tones
-from rapid.tones.release import INNER, bins_of_levels, image_row, nearest_distribution, release_tones, tones_specs
+from rapid.tones.release import Tones, image_row, release_tones, tones_specs
+from rapid.tones.shares import INNER, bins_of_levels, likely_shares, nearest_distribution, shares_of_bins
 from rapid.training import RunFolder
 
 CPU = torch.device("cpu")
@@ -48,7 +49,7 @@ def opened(tmp_path: Path, images: np.ndarray, epsilon: float) -> PrivateAccess:
     )
 
 
-def released(tmp_path: Path, images: np.ndarray, epsilon: float) -> np.ndarray | None:
+def released(tmp_path: Path, images: np.ndarray, epsilon: float) -> Tones | None:
     return release_tones(opened(tmp_path, images, epsilon), 1 if images.ndim == 3 else 3)
 
 
@@ -80,6 +81,51 @@ def test_the_nearest_distribution(row: np.ndarray) -> None:
     assert (found >= 0).all()
     assert found.sum() == pytest.approx(1)
     assert ((row - found) @ (np.eye(len(row)) - found).T <= 1e-9).all()
+
+
+def some_shares(seed: int, spread: float) -> np.ndarray:
+    return np.random.default_rng(seed).dirichlet(np.full(BINS, spread))
+
+
+@given(st.integers(0, 999), st.floats(0.01, 3), st.floats(0.01, 3), st.floats(0, 1))
+def test_likely_shares_are_a_distribution(seed: int, spread: float, own_spread: float, noise: float) -> None:
+    true, own = some_shares(seed, spread), some_shares(seed + 1000, own_spread)
+    found = true + noise * np.random.default_rng(seed).normal(size=BINS)
+    likely = likely_shares(found, own, noise)
+    assert likely.shape == (BINS,)
+    assert (likely >= 0).all()
+    assert likely.sum() == pytest.approx(1)
+    assert likely_shares(true, own, 0.0) == pytest.approx(true, abs=1e-9)
+
+
+def test_shares_of_which_noise_tells_nothing_are_those_of_the_images() -> None:
+    own = some_shares(0, 3)
+    assert likely_shares(own, own, 0.01) == pytest.approx(own)
+    assert likely_shares(some_shares(1, 3), own, 10.0) == pytest.approx(own)
+    own[0] += 2
+    found = some_shares(1, 3) - 0.02
+    assert likely_shares(found, own / own.sum(), 0.01) == pytest.approx(nearest_distribution(found))
+
+
+@pytest.mark.parametrize("noise", [0.003, 0.01, 0.02])
+@pytest.mark.parametrize("brighter", [0, 10])
+def test_likely_shares_are_nearer_than_the_nearest_distribution(noise: float, brighter: int) -> None:
+    """Private images are darker in the middle, as bright or brighter; by the earth mover's distance between levels."""
+    rng = np.random.default_rng(2)
+
+    def cumulative(levels: np.ndarray) -> np.ndarray:
+        return shares_of_bins(np.bincount(levels.round().clip(1, 254).astype(int), minlength=LEVELS)).cumsum()
+
+    background = rng.normal(200, 15, 60_000)
+    true = cumulative(np.concatenate([background + brighter, rng.normal(90, 10, 15_000)]))
+    own = np.diff(cumulative(np.concatenate([background, rng.normal(110, 25, 15_000)])), prepend=0)
+    errors = []
+    for _ in range(20):
+        found = np.diff(true, prepend=0) + noise * rng.normal(size=BINS)
+        pair = likely_shares(found, own, noise), nearest_distribution(found)
+        errors.append([np.abs(one.cumsum() - true).sum() for one in pair])
+    likely, nearest = np.mean(errors, 0)
+    assert likely < 0.9 * nearest
 
 
 @given(st.integers(0, 999), st.integers(1, 200), st.floats(0.01, 3))
@@ -129,7 +175,8 @@ def test_the_release_is_the_mean_histogram_unless_noise_hides_it(tmp_path: Path)
     found = released(tmp_path / "much", images, 1e5)
     assert found is not None
     rows = image_row(torch.from_numpy(images)).double().numpy() * 3**0.5
-    assert found == pytest.approx(rows.mean(0).reshape(3, BINS), abs=1e-3)
+    assert found.shares == pytest.approx(rows.mean(0).reshape(3, BINS), abs=1e-3)
+    assert found.noise < 1e-3
     assert released(tmp_path / "little", images, 0.05) is None
 
 
