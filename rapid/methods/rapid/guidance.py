@@ -35,8 +35,7 @@ class PosteriorCovariance:
     For x_t = a x_0 + b eps and x_0 ~ N(m, S) it is C = b^2 S (a^2 S + b^2)^-1.
 
     Args:
-        moments: None: S is the identity, as for normalised latents at large. What lies outside of their subspace counts
-            as white noise of its channel.
+        moments: None: S is the identity, as for normalised latents at large.
         schedule: on the device.
     """
 

@@ -20,7 +20,7 @@ from rapid.dp.access import PrivateAccess
 from rapid.dp.releases import QuerySpec
 from rapid.dp.rows import PrivateTensor
 from rapid.methods.rapid.settings import MomentsSettings
-from rapid.methods.rapid.subspace import Detail, Subspace
+from rapid.methods.rapid.subspace import Subspace
 from rapid.nn.storage import StoredNetwork
 
 NAME = "moments"
@@ -61,14 +61,13 @@ class ClassMoments(StoredNetwork):
     """Gaussians of latents, one for each class; made from a noisy release, so no longer private.
 
     Args:
-        config: JSON-ready: that of the subspace; classes, at least 1; covariances, 1 or classes.
+        config: JSON-ready: shape and dimensions of the subspace; classes, at least 1; covariances, 1 or classes.
 
     Attributes:
         basis: of the subspace, float (d, c * h * w).
         means: coordinates of the class means, float (classes, d).
         factors: F with covariance F F^T, float (covariances, d, d).
         rest: standard deviation of what lies outside of the subspace, by channel, float (c,).
-        detail: how it varies within a channel, by public latents; None: like white noise.
     """
 
     basis: Tensor
@@ -84,7 +83,6 @@ class ClassMoments(StoredNetwork):
         self.register_buffer("means", torch.zeros(config["classes"], d))
         self.register_buffer("factors", torch.zeros(config["covariances"], d, d))
         self.register_buffer("rest", torch.zeros(self.shape[0]))
-        self.detail = Detail(config["detail"], self.shape) if config.get("detail") else None
 
     def sample(self, labels: Tensor | None, noise: Tensor) -> Tensor:
         """Latents of the Gaussians, float (n, c, h, w).
@@ -97,11 +95,7 @@ class ClassMoments(StoredNetwork):
         chosen = torch.zeros(len(noise), dtype=torch.int64, device=noise.device) if labels is None else labels
         factors = self.factors[chosen if len(self.factors) > 1 else torch.zeros_like(chosen)]
         coordinates = self.means[chosen] + torch.einsum("nij,nj->ni", factors, inside)
-        scale = self.rest.view(-1, 1, 1)
-        if self.detail is None:
-            return outside * scale + self.latents(coordinates)
-        # scaled by channel, it is no longer quite outside
-        return self.split(self.detail.shaped(outside) * scale)[1] + self.latents(coordinates)
+        return outside * self.rest.view(-1, 1, 1) + self.latents(coordinates)
 
     def split(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         """Coordinates in the subspace, float (n, d), and what lies outside of it, (n, c, h, w)."""
@@ -153,8 +147,6 @@ def release_moments(
     )
     moments = ClassMoments({**subspace.config, "dimensions": d, "classes": classes, "covariances": own})
     moments.basis.copy_(subspace.basis)
-    if moments.detail is not None and subspace.detail is not None:
-        moments.detail.load_state_dict(subspace.detail.state_dict())
     found = estimate(
         means.view(classes, d),
         counts,

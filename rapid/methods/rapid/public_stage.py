@@ -238,7 +238,6 @@ class _Stage:
             views=VIEWS,
             augment=s.augmentations.augment,
             dimensions=s.subspace.dimensions,
-            detail=s.subspace.detail,
             latent_shape=s.latent_shape,
         )
         shown = self.views(self.pre, VIEWS)

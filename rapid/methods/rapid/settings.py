@@ -77,11 +77,6 @@ class SubspaceSettings(Section):
     """The public directions of latents in which the moments of private images are released."""
 
     dimensions: int = Field(64, ge=1)
-    detail: int = Field(
-        128,
-        ge=0,
-        description="further directions, along which latents drawn from moments vary as public ones do; 0: white noise",
-    )
 
 
 class MomentsSettings(Section):

@@ -247,56 +247,6 @@ def test_sampled_latents_have_the_moments() -> None:
     assert torch.equal(made.sample(None, noise), made.sample(torch.zeros(20_000, dtype=torch.int64), noise))
 
 
-def rows_outside(x: Tensor, basis: Tensor) -> Tensor:
-    flat = x.flatten(1).double()
-    return flat - flat @ basis.double().T @ basis.double()
-
-
-@pytest.mark.parametrize("detail", [26, 10, 0])
-def test_outside_of_the_subspace_sampled_latents_vary_as_public_ones(detail: int) -> None:
-    """Compared with the covariance by numpy: all directions, the leading ones, and white noise in each channel."""
-    generator = torch.Generator().manual_seed(7)
-    mixing = torch.randn(32, 32, generator=generator) * torch.logspace(0, -2, 32)
-    public = (torch.randn(8000, 32, generator=generator) @ mixing.T).view(-1, *SHAPE)
-    space = Subspace({"shape": list(SHAPE), "dimensions": D, "detail": detail})
-    space.fit(public)
-    made = ClassMoments({**space.config, "classes": 1, "covariances": 1})
-    made.basis.copy_(space.basis)
-    # as private latents would whose first channel is three times as strong
-    scale = torch.tensor([3.0, 1.0])
-    made.rest.copy_(space.rest.sqrt() * scale)
-    if detail:
-        assert made.detail is not None and space.detail is not None
-        made.detail.load_state_dict(space.detail.state_dict())
-        own = made.detail.basis
-        assert own @ own.T == pytest.approx(torch.eye(detail), abs=1e-4)
-        assert own @ made.basis.T == pytest.approx(torch.zeros(detail, D), abs=1e-4)
-    x = made.sample(None, torch.randn(40_000, *SHAPE, generator=generator))
-    weights = scale.repeat_interleave(16).double()
-    expected = np.cov(rows_outside(rows_outside(public, space.basis) * weights, space.basis).T.numpy(), bias=True)
-    found = np.cov(rows_outside(x, space.basis).T.numpy(), bias=True)
-    error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
-    assert error < {26: 0.05, 10: 0.25, 0: 2}[detail]
-    assert detail or error > 0.7
-
-
-def test_moments_without_detail_can_be_stored_and_read(tmp_path: Path) -> None:
-    """As bundles of earlier versions have them."""
-    made = ClassMoments({"shape": list(SHAPE), "dimensions": D, "classes": 2, "covariances": 1})
-    made.save(tmp_path / "moments")
-    assert ClassMoments.load(tmp_path / "moments").detail is None
-
-
-def test_the_subspace_of_few_images_has_no_more_detail_than_they_tell() -> None:
-    made = Subspace({"shape": list(SHAPE), "dimensions": D, "detail": 20})
-    made.fit(torch.randn(9, *SHAPE, generator=torch.Generator().manual_seed(1)))
-    assert made.detail is not None
-    assert torch.count_nonzero(made.detail.basis.norm(dim=1)) == 3
-    assert torch.count_nonzero(made.detail.deviations) == 3
-    shaped = made.detail.shaped(torch.randn(5, *SHAPE))
-    assert torch.isfinite(shaped).all()
-
-
 @pytest.fixture(scope="module")
 def with_moments(
     public_bundle: Path, digits: Path, tiny_settings: RapidSettings, tmp_path_factory: pytest.TempPathFactory
