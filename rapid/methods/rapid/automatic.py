@@ -5,6 +5,7 @@ The rules were found on letters and on CIFAR-100; docs/methods/rapid.md tells by
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,6 +57,8 @@ BEGINNING: Tree = {
     },
 }  # fmt: skip
 """Images begin from released moments: on letters those that began from records of similar classes were worse."""
+EXAMPLES = 4096
+"""Latents of public images that warm-up moves to the moments of private ones."""
 SAMPLE = 10_000
 """Images that choices are made by."""
 RECORDS, QUERIES = 5000, 1000
@@ -87,7 +90,10 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
     tree["augmentations"] = {"training": 4 * count if count < FEW_IMAGES else 0, "reference": 0, "augment": augment}
     tree["encoder"] = {"augment": augment}
     tree["probe"] = {"augment": augment, "enabled": images.labels is not None}
-    tree |= {name: dict(section) for name, section in BEGINNING.items()}
+    tree |= copy.deepcopy(BEGINNING)
+    if not writing:
+        tree["subspace"] = {"examples": EXAMPLES}
+        tree["private"]["moments"]["warmup_on"] = "public"
     tree["retrieval"], line = _retrieval(latents, images.labels)
     why.append(line)
     why.append("tones: images get the brightness of private ones, by channel")

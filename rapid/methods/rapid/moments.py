@@ -97,6 +97,10 @@ class ClassMoments(StoredNetwork):
         coordinates = self.means[chosen] + torch.einsum("nij,nj->ni", factors, inside)
         return outside * self.rest.view(-1, 1, 1) + self.latents(coordinates)
 
+    def draw(self, labels: Tensor | None, count: int, generator: torch.Generator) -> Tensor:
+        """The same with noise of a generator on the CPU, float (count, c, h, w)."""
+        return self.sample(labels, torch.randn(count, *self.shape, generator=generator).to(self.means.device))
+
     def split(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         """Coordinates in the subspace, float (n, d), and what lies outside of it, (n, c, h, w)."""
         flat = latents.flatten(1)

@@ -34,6 +34,7 @@ from rapid.methods.rapid.public_stage import public_facts
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.methods.rapid.subspace import NAME as SUBSPACE
 from rapid.methods.rapid.subspace import Subspace
+from rapid.methods.rapid.transport import MovedLatents
 from rapid.methods.rapid.votes import NAME as VOTES
 from rapid.methods.rapid.votes import release_votes, votes_spec
 from rapid.methods.rapid.warmup import warm_up
@@ -116,11 +117,13 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: RapidSet
         return autoencoder.encode(to_unit_range(images.numpy(), access.device))
 
     latents = access.map(encode, access.images, title="latents")
-    moments = None
+    moments, moved = None, None
     if MOMENTS in access.budget.names:
         subspace = base.component(SUBSPACE, Subspace).to(access.device)
         moments = components[MOMENTS] = release_moments(access, latents, subspace, own.moments.covariance)
-    denoiser = _train_denoiser(access, latents, base, settings, probe, moments)
+        if _moves_public(settings) and subspace.examples is not None:
+            moved = MovedLatents(moments.to(access.device), subspace.examples)
+    denoiser = _train_denoiser(access, latents, base, settings, probe, moments, moved)
     if "after" in own.distillation.times and probe is not None:
         denoiser = _distil(access, _parts(access, base, settings, denoiser, probe, moments), probe)
     components[DENOISER] = denoiser
@@ -183,9 +186,17 @@ def _check_base(base: Bundle, settings: RapidSettings, facts: PublicFacts) -> No
     if settings.private.moments.share > 0 and not base.has(SUBSPACE):
         problem = "--base was made without the subspace that moments need; build it again"
         raise InputError("private.moments.share", problem, settings.private.moments.share)
+    if _moves_public(settings) and base.component(SUBSPACE, Subspace).examples is None:
+        problem = "--base keeps no latents of public images; build it with subspace.examples above 0, or use gaussian"
+        raise InputError("private.moments.warmup_on", problem, "public")
     found = open_retrieval(base)
     if found is not None and settings.private.neighbours > (records := len(found.knowledge_base)):
         raise InputError("private.neighbours", f"--base has {records:,} records", settings.private.neighbours)
+
+
+def _moves_public(settings: RapidSettings) -> bool:
+    moments = settings.private.moments
+    return moments.share > 0 and moments.warmup_on == "public"
 
 
 def _copied(base: Bundle) -> dict[str, Component]:
@@ -202,6 +213,7 @@ def _train_denoiser(
     settings: RapidSettings,
     probe: Probe | None,
     moments: ClassMoments | None,
+    moved: MovedLatents | None,
 ) -> Denoiser:
     """Fine-tune the denoiser. Class embeddings start as blends of the public classes that the probe finds similar."""
     own, device = settings.private, access.device
@@ -212,7 +224,7 @@ def _train_denoiser(
     select_trainable(denoiser, own.trainable)
     # the other ranks get the first one's weights when DP-SGD begins
     if moments is not None and access.ranks.first:
-        warm_up(denoiser, moments.to(device), settings, access.post_processing("warm-up"))
+        warm_up(denoiser, moved or moments.to(device), settings, access.post_processing("warm-up"))
     if "before" in own.distillation.times and probe is not None and access.ranks.first:
         parts = _parts(access, base, settings, denoiser, probe, moments)
         denoiser.load_state_dict(distil(parts, device, access.post_processing, "before").state_dict())

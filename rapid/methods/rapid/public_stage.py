@@ -238,6 +238,7 @@ class _Stage:
             views=VIEWS,
             augment=s.augmentations.augment,
             dimensions=s.subspace.dimensions,
+            examples=s.subspace.examples,
             latent_shape=s.latent_shape,
         )
         shown = self.views(self.pre, VIEWS)

@@ -77,6 +77,9 @@ class SubspaceSettings(Section):
     """The public directions of latents in which the moments of private images are released."""
 
     dimensions: int = Field(64, ge=1)
+    examples: int = Field(
+        0, ge=0, le=8192, description="latents of public images that are kept, for private.moments.warmup_on=public"
+    )
 
 
 class MomentsSettings(Section):
@@ -87,9 +90,13 @@ class MomentsSettings(Section):
         "auto",
         description="of all classes together, or of each; auto: of each where its noise is small, by N and epsilon",
     )
+    warmup_on: Literal["gaussian", "public"] = Field(
+        "gaussian",
+        description="latents of the warm-up: drawn from the moments, or of public images, moved to have the moments",
+    )
     warmup: Training = Field(
         Training(steps=300, batch_size=256, learning_rate=5e-4, ema_decay=0.98),
-        description="training on images drawn from the moments, before DP-SGD, at no privacy cost",
+        description="training on such latents before DP-SGD, at no privacy cost",
     )
     warmup_from: int = Field(300, ge=1, description="lowest timestep of the warm-up: lower ones show what moments lack")
 

@@ -27,6 +27,7 @@ class SubspaceRecipe(Recipe):
     views: int
     augment: AugmentSettings
     dimensions: int
+    examples: int
     latent_shape: tuple[int, int, int]
 
 
@@ -34,17 +35,19 @@ class Subspace(StoredNetwork):
     """The leading principal directions of public latents, and what lies outside of them.
 
     Args:
-        config: JSON-ready: shape [c, h, w], dimensions d.
+        config: JSON-ready: shape [c, h, w], dimensions d, number of examples; without it there are none.
 
     Attributes:
         basis: orthonormal rows, float (d, c * h * w).
         variances: mean squares of the coordinates of public latents, float (d,), falling.
         rest: mean squares of what lies outside, per channel, float (c,).
+        examples: public latents, float16 (n, c, h, w), if they were asked for.
     """
 
     basis: Tensor
     variances: Tensor
     rest: Tensor
+    examples: Tensor | None
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
@@ -53,6 +56,8 @@ class Subspace(StoredNetwork):
         self.register_buffer("basis", torch.eye(dimensions, size))
         self.register_buffer("variances", torch.ones(dimensions))
         self.register_buffer("rest", torch.ones(self.shape[0]))
+        count = config.get("examples", 0)
+        self.register_buffer("examples", torch.zeros(count, *self.shape, dtype=torch.float16) if count else None)
 
     @property
     def dimensions(self) -> int:
@@ -72,7 +77,7 @@ class Subspace(StoredNetwork):
         return (coordinates @ self.basis).view(-1, *self.shape)
 
     def fit(self, latents: Tensor) -> None:
-        """Set everything by PUBLIC normalised latents, float (n, c, h, w), with n >= 1.
+        """Set everything by PUBLIC normalised latents, float (n, c, h, w), with n >= 1 and as many as examples.
 
         Not centred: the mean of public images becomes a direction, so that no offset is needed.
         """
@@ -88,6 +93,8 @@ class Subspace(StoredNetwork):
         self.basis[: len(found)] = found * signs
         self.variances.copy_(self.coordinates(latents).square().mean(0))
         self.rest.copy_(self.outside(latents).square().mean((0, 2, 3)))
+        if self.examples is not None:
+            self.examples.copy_(latents[: len(self.examples)])
 
 
 def fit_subspace(
@@ -96,12 +103,15 @@ def fit_subspace(
     """Find the leading directions of public latents.
 
     Args:
-        recipe: the number of directions.
+        recipe: the numbers of directions and of examples.
         views: augmented images of D_pre.
         autoencoder: frozen.
         ranks: the processes that share the work.
     """
     size = math.prod(recipe.latent_shape)
-    subspace = Subspace({"shape": list(recipe.latent_shape), "dimensions": min(recipe.dimensions, size)})
-    subspace.to(next(iter(autoencoder.buffers())).device).fit(encode_views(autoencoder, views, ranks))
+    latents = encode_views(autoencoder, views, ranks)
+    examples = min(recipe.examples, len(latents))
+    config = {"shape": list(recipe.latent_shape), "dimensions": min(recipe.dimensions, size), "examples": examples}
+    subspace = Subspace(config)
+    subspace.to(next(iter(autoencoder.buffers())).device).fit(latents)
     return subspace.eval()

@@ -1,13 +1,14 @@
-"""Training of the denoiser on latents drawn from released moments, before DP-SGD: post-processing."""
+"""Training of the denoiser on latents that have released moments, before DP-SGD: post-processing."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import denoising_loss
-from rapid.methods.rapid.moments import ClassMoments
 from rapid.methods.rapid.objectives import trained_timesteps
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser
@@ -15,18 +16,27 @@ from rapid.training import Checkpoint
 from rapid.training.public import train
 
 
-def warm_up(denoiser: Denoiser, moments: ClassMoments, settings: RapidSettings, checkpoint: Checkpoint) -> None:
-    """Train the denoiser in place by the plain loss on Gaussian latents, all classes equally often.
+class Latents(Protocol):
+    """What makes latents of classes: `ClassMoments` or `MovedLatents`."""
 
-    A Gaussian has no detail, so only timesteps from `warmup_from` on are trained, where noise hides what is missing.
+    def draw(self, labels: Tensor | None, count: int, generator: torch.Generator) -> Tensor:
+        """Latents, float (count, c, h, w), of classes, int64 (count,), or without classes."""
+        ...
+
+
+def warm_up(denoiser: Denoiser, latents: Latents, settings: RapidSettings, checkpoint: Checkpoint) -> None:
+    """Train the denoiser in place by the plain loss on such latents, all classes equally often.
+
+    Their detail is not that of private images, so only timesteps from `warmup_from` on are trained, where noise hides
+    it.
 
     Args:
         denoiser: of the private classes.
-        moments: of the private classes; on the denoiser's device.
+        latents: of the private classes; on the denoiser's device.
         settings: of the run.
         checkpoint: of the training state.
     """
-    own, device = settings.private.moments, moments.means.device
+    own, device = settings.private.moments, next(denoiser.parameters()).device
     schedule = Schedule.build(settings.schedule).to(device)
     highest = trained_timesteps(settings)
     lowest = min(own.warmup_from, highest)
@@ -34,10 +44,10 @@ def warm_up(denoiser: Denoiser, moments: ClassMoments, settings: RapidSettings, 
 
     def loss(generator: torch.Generator) -> Tensor:
         count = own.warmup.batch_size
-        noise, eps = torch.randn(2, count, *settings.latent_shape, generator=generator).to(device)
+        eps = torch.randn(count, *settings.latent_shape, generator=generator).to(device)
         t = torch.randint(lowest, highest + 1, (count,), generator=generator).to(device)
         labels = torch.randint(max(1, denoiser.num_classes), (count,), generator=generator).to(device)
-        x = moments.sample(labels if labelled else None, noise)
+        x = latents.draw(labels if labelled else None, count, generator)
         dropped = torch.rand(count, generator=generator).to(device) < settings.private.label_dropout
         y = torch.where(dropped, denoiser.num_classes, labels) if labelled else denoiser.null_labels(count)
         return denoising_loss(denoiser, schedule, x, y, t, eps).mean()
