@@ -7,5 +7,6 @@ levels of generated images onto it.
 
 curve.py    the curve, a component of the bundle
 release.py  the release
+shares.py   shares of bins, and how noise is taken out of them
 fit.py      the curve for what a model draws
 """
