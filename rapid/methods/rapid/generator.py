@@ -161,6 +161,7 @@ class RapidSampler:
         return torch.cat([self._probe.probabilities(some) for some in portions]).cpu().numpy()
 
     @torch.no_grad()
+    @exact_float32()
     def finish(self, latents: Tensor) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None]:
         """`decode` and `label` at once; see the protocol."""
         planes = self._planes(latents)
