@@ -1,6 +1,7 @@
 """Settings of RAPID's public stage that follow from the public images, the device and the minutes it may take.
 
-The rules were found on letters and on CIFAR-100; docs/methods/rapid.md tells by what measurements.
+The rules were found on letters, on CIFAR-100 and on drawn blood smears; docs/methods/rapid.md tells by what
+measurements.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
     if not writing:
         tree["subspace"] = {"examples": EXAMPLES}
         tree["private"]["moments"]["warmup_on"] = "public"
+        why.append(f"warm-up: public images are moved to private moments; the bundle keeps latents of {EXAMPLES:,}")
     tree["retrieval"], line = _retrieval(latents, images.labels)
     why.append(line)
     why.append("tones: images get the brightness of private ones, by channel")

@@ -98,7 +98,13 @@ class ClassMoments(StoredNetwork):
         return outside * self.rest.view(-1, 1, 1) + self.latents(coordinates)
 
     def draw(self, labels: Tensor | None, count: int, generator: torch.Generator) -> Tensor:
-        """The same with noise of a generator on the CPU, float (count, c, h, w)."""
+        """Latents of the Gaussians, float (count, c, h, w), of classes, int64 (count,), or without classes.
+
+        Args:
+            labels: as above.
+            count: their number.
+            generator: of the noise; on the CPU.
+        """
         return self.sample(labels, torch.randn(count, *self.shape, generator=generator).to(self.means.device))
 
     def split(self, latents: Tensor) -> tuple[Tensor, Tensor]:

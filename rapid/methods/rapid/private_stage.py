@@ -224,7 +224,8 @@ def _train_denoiser(
     select_trainable(denoiser, own.trainable)
     # the other ranks get the first one's weights when DP-SGD begins
     if moments is not None and access.ranks.first:
-        warm_up(denoiser, moved or moments.to(device), settings, access.post_processing("warm-up"))
+        latents_of = moments.to(device) if moved is None else moved
+        warm_up(denoiser, latents_of, settings, access.post_processing("warm-up"))
     if "before" in own.distillation.times and probe is not None and access.ranks.first:
         parts = _parts(access, base, settings, denoiser, probe, moments)
         denoiser.load_state_dict(distil(parts, device, access.post_processing, "before").state_dict())
