@@ -18,7 +18,7 @@ from rapid.methods.rapid.knowledge_base import open_knowledge_base
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser, TrajectoryEncoder
 from rapid.nn.denoiser import guided
-from rapid.probe.network import Probe
+from rapid.probe.network import CONSTANT, Probe
 from rapid.sampling.generate import generate
 from rapid.sampling.streams import make_streams
 
@@ -92,13 +92,19 @@ def test_attempts_and_the_probe(private: Bundle, public_bundle: Path) -> None:
 
 
 def test_a_candidate_is_accepted_if_the_probe_is_sure_of_it(private: Bundle) -> None:
-    """Of the same candidates fewer are accepted, and places that stay open get the likeliest of the rest."""
-    found = [generate(make(private, attempts=3, confidence=least), 20, seed=3) for least in (0.0, 0.2, 0.999)]
-    shares = [samples.tally.share for samples in found]
-    assert None not in shares
-    assert shares == sorted(shares, reverse=True)
-    assert shares[0] > shares[-1] == 0
-    assert all(samples.images.shape[0] == 20 for samples in found)
+    """A probe that finds class 0 in every image, with probability .55: one class of ten accepts, unless .6 is asked."""
+    shares = []
+    for least in (0.0, 0.5, 0.6):
+        generator = make(private, attempts=3, confidence=least)
+        probe = generator._probe
+        assert probe is not None
+        with torch.no_grad():
+            probe.head.weight.zero_()
+            probe.head.weight[:, -1] = torch.tensor([0.55, *[0.05] * 9]).log() / CONSTANT
+        samples = generate(generator, 20, seed=3)
+        assert samples.images.shape[0] == 20
+        shares.append(samples.tally.share)
+    assert shares == [0.1, 0.1, 0.0]
 
 
 def test_guidance(private: Bundle) -> None:
