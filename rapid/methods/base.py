@@ -195,6 +195,18 @@ class Method(Protocol[S]):
 
 
 @runtime_checkable
+class Checking(Protocol):
+    """A method that checks its public bundle before any private image is read or time is measured."""
+
+    def check_base(self, base: Bundle, settings: Any) -> None:
+        """Check that the public bundle fits the settings.
+
+        Raises:
+            InputError: it does not.
+        """
+
+
+@runtime_checkable
 class Extending(Protocol):
     """A method whose public stage can build on given networks, trained on other images (`BundleBuilder.given`)."""
 

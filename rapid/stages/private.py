@@ -29,7 +29,7 @@ from rapid.dp.statement import privacy_statement
 from rapid.errors import InputError
 from rapid.mapped import scratch_in, taken
 from rapid.methods import find_method
-from rapid.methods.base import Method
+from rapid.methods.base import Checking, Method
 from rapid.ranks import Ranks
 from rapid.rounding import as_typed, rounded_down
 from rapid.stages.automatic import PrivateChoice
@@ -102,10 +102,11 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     ranks = ranks or Ranks()
     ranks.all_or_none(lambda: RunFolder(out).check(resume=resume) if ranks.first else None)
     ranks.agree("--device", device.type.encode())
+    opened = ranks.all_or_none(lambda: method_and_base(base, settings, device))
     choose = None if automatic is None else _chooser(automatic, settings, epsilon, out, device, ranks)
     book = Ledger(ledger or default_path()) if ranks.first else None
     with scratch_in(out):
-        mine = ranks.all_or_none(lambda: _prepare(base, private, out, settings, epsilon, delta, device, book, choose))
+        mine = ranks.all_or_none(lambda: _prepare(*opened, private, out, settings, epsilon, delta, book, choose))
     # the first rank's budget: calibration on another kind of CPU may differ in the last digit
     budget = ranks.broadcast(mine.budget)
     # not the default unit, which the manifests of earlier versions do not name
@@ -157,18 +158,17 @@ def _run(
 
 
 def _prepare(
-    base: Path | None,
+    method: Method[Any],
+    public: Bundle | None,
     private: PrivateImages,
     out: Path,
     settings: MethodSettings,
     epsilon: float,
     delta: float | None,
-    device: torch.device,
     ledger: Ledger | None,
     choose: Callable[[PublicFacts], MethodSettings] | None,
 ) -> Prepared:
     """Read and check everything before anything is written."""
-    method, public = method_and_base(base, settings, device)
     images, facts, account, assignment = read_private(private, settings, public, ledger)
     if choose is not None:
         settings = choose(facts)
@@ -211,6 +211,8 @@ def method_and_base(
     public = None if base is None else Bundle.open(base, "base", "public")
     if public is not None and public.config.method != method.name:
         raise InputError("base", f"was made for {public.config.method}, not for {method.name}", base)
+    if public is not None and isinstance(method, Checking):
+        method.check_base(public, settings)
     return method, public
 
 

@@ -55,6 +55,12 @@ class DpDiffusion:
 
         return releases(settings, facts, base)
 
+    def check_base(self, base: Bundle, settings: DpDiffusionSettings) -> None:
+        """Parameters and components that the settings need; see `rapid.methods.base.Checking`."""
+        from rapid.methods.dp_diffusion.private_stage import check_base
+
+        check_base(base, settings)
+
     def train_private(
         self, access: PrivateAccess, base: Bundle | None, settings: DpDiffusionSettings
     ) -> Mapping[str, Component]:

@@ -49,7 +49,10 @@ def releases(settings: DpDiffusionSettings, facts: PublicFacts, base: Bundle | N
     own, size = settings.private, facts.dataset_size
     check_guidance(settings, "private", facts.classes, settings.generation.guidance)
     if base is not None:
-        _check_base(base, settings, facts)
+        check_base(base, settings)
+        only_labelled = settings.denoiser.pretrained and settings.denoiser.label_dropout == 0
+        if not facts.classes and only_labelled and base.component(DENOISER, Denoiser).num_classes:
+            raise InputError("private", UNCONDITIONED)
     elif not settings.base_wanted:
         trained_parameters(settings, len(facts.classes))
     specs: list[DpSgdSpec | QuerySpec] = []
@@ -123,15 +126,15 @@ def trained_parameters(settings: DpDiffusionSettings, classes: int) -> int:
     return trained_count(lambda: build_denoiser(settings, classes), settings.private.trainable)
 
 
-def _check_base(base: Bundle, settings: DpDiffusionSettings, facts: PublicFacts) -> None:
-    """Check that the base fits the settings and the images, before anything is spent."""
-    public = base.component(DENOISER, Denoiser)
-    select_trainable(public, settings.private.trainable)
+def check_base(base: Bundle, settings: DpDiffusionSettings) -> None:
+    """Check that the base fits the settings, before anything is spent.
+
+    Raises:
+        InputError: it does not.
+    """
+    select_trainable(base.component(DENOISER, Denoiser), settings.private.trainable)
     if settings.private.overlap.share > 0:
         base.component(THUMBNAILS, Thumbnails)
-    only_labelled = settings.denoiser.pretrained and settings.denoiser.label_dropout == 0
-    if public.num_classes and only_labelled and not facts.classes:
-        raise InputError("private", UNCONDITIONED)
 
 
 def _start(settings: DpDiffusionSettings, classes: int, base: Bundle | None) -> Denoiser:

@@ -80,6 +80,12 @@ class Rapid:
 
         return releases(settings, facts, base)
 
+    def check_base(self, base: Bundle, settings: RapidSettings) -> None:
+        """Components that the settings need; see `rapid.methods.base.Checking`."""
+        from rapid.methods.rapid.private_stage import check_base
+
+        check_base(base, settings)
+
     def train_private(
         self, access: PrivateAccess, base: Bundle | None, settings: RapidSettings
     ) -> Mapping[str, Component]:

@@ -68,7 +68,7 @@ def releases(settings: RapidSettings, facts: PublicFacts, base: Bundle | None) -
     """
     own, size = settings.private, facts.dataset_size
     if base is not None:
-        _check_base(base, settings, facts)
+        check_base(base, settings)
     specs: list[DpSgdSpec | QuerySpec] = []
     if own.overlap.share > 0:
         specs.append(overlap_spec(size, own.overlap.share, facts.unit))
@@ -177,8 +177,12 @@ def trained_parameters(settings: RapidSettings, classes: int) -> int:
     return trained_count(lambda: build_denoiser(settings, classes), settings.private.trainable)
 
 
-def _check_base(base: Bundle, settings: RapidSettings, facts: PublicFacts) -> None:
-    """Check that the base fits the settings, before anything is spent."""
+def check_base(base: Bundle, settings: RapidSettings) -> None:
+    """Check that the base fits the settings, before anything is spent.
+
+    Raises:
+        InputError: it does not.
+    """
     public = base.component(DENOISER, Denoiser)
     select_trainable(public, settings.private.trainable)
     if settings.private.overlap.share > 0:

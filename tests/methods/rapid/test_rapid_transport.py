@@ -111,13 +111,14 @@ def test_warm_up_on_public_latents_needs_a_base_that_keeps_some(
     changes += ["generation.retrieval=moments", "subspace.examples=20"]
     settings = apply_overrides(tiny_settings.model_dump(mode="json"), changes)
 
-    def train(base: Path, out: Path) -> Bundle:
+    def train(base: Path, out: Path, private: Path = digits) -> Bundle:
         return train_private_bundle(
-            base, PrivateImages(digits), out, settings, epsilon=5.0, delta=None, device=CPU, resume=False
+            base, PrivateImages(private), out, settings, epsilon=5.0, delta=None, device=CPU, resume=False
         )
 
     with pytest.raises(InputError, match="keeps no latents of public images"):
-        train(public_bundle, tmp_path / "refused")
+        # before any private image is read
+        train(public_bundle, tmp_path / "refused", tmp_path / "absent.npz")
     assert not (tmp_path / "refused").exists()
     base = build_public_bundle([letters], tmp_path / "base", settings, CPU, resume=False)
     examples = base.component("subspace", Subspace).examples
