@@ -8,7 +8,7 @@ private_stage.py  releases and private training; objectives.py has the losses `r
                   transport.py, warmup.py, candidates.py, votes.py and distillation.py what comes before and after
 audited.py        networks and canaries of an audit; attacked.py has scores for membership inference
 generator.py      sampling, with what parts.py holds; neighbours.py and search.py choose records of the knowledge
-                  base; guidance.py pulls images towards their class
+                  base; guidance.py pulls images towards their class, as far as levels.py finds necessary
 """
 
 from __future__ import annotations

@@ -60,6 +60,8 @@ BEGINNING: Tree = {
 """Images begin from released moments: on letters those that began from records of similar classes were worse."""
 EXAMPLES = 4096
 """Latents of public images that warm-up moves to the moments of private ones."""
+ENOUGH = 1 / 3
+"""Share of its candidates by which a class is guided no further. PLACEHOLDER"""
 SAMPLE = 10_000
 """Images that choices are made by."""
 RECORDS, QUERIES = 5000, 1000
@@ -95,6 +97,7 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
     if not writing:
         tree["subspace"] = {"examples": EXAMPLES}
         tree["private"]["moments"]["warmup_on"] = "public"
+        tree["generation"]["enough_accepted"] = ENOUGH
         why.append(f"warm-up: public images are moved to private moments; the bundle keeps latents of {EXAMPLES:,}")
     tree["retrieval"], line = _retrieval(latents, images.labels)
     why.append(line)

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rapid.data import to_unit_range
 from rapid.methods.rapid.generator import RapidSampler
 from rapid.methods.rapid.parts import Parts
 from rapid.methods.rapid.settings import When
@@ -35,11 +34,15 @@ class Candidates:
     @property
     def accepted(self) -> NDArray[np.bool_]:
         """Which of them the probe takes for the class that they were drawn for, (n,)."""
-        found: NDArray[np.bool_] = self.probabilities.argmax(1) == self.wanted
+        return self.accepted_at(0.0)
+
+    def accepted_at(self, confidence: float) -> NDArray[np.bool_]:
+        """Those of which the probe is so sure, (n,)."""
+        sure = self.probabilities.max(1) >= confidence
+        found: NDArray[np.bool_] = (self.probabilities.argmax(1) == self.wanted) & sure
         return found
 
 
-@torch.no_grad()
 def draw_candidates(parts: Parts, device: torch.device, number: int = 0, when: When = "after") -> Candidates:
     """Draw `private.distillation.candidates` images, of all classes equally many.
 
@@ -53,19 +56,35 @@ def draw_candidates(parts: Parts, device: torch.device, number: int = 0, when: W
         Stopped: a stop was requested.
     """
     own, generation = parts.settings.private.distillation, parts.settings.generation
-    assert parts.probe is not None
-    probe = parts.probe.to(device)
-    sampler = RapidSampler(parts, device, generation if number else own.sampling or generation)
+    chosen = generation if number else own.sampling or generation
+    # with one attempt for an image a sampler has no probe
+    sampler = RapidSampler(parts, device, chosen.model_copy(update={"attempts": max(2, chosen.attempts)}))
     seed = number + (own.rounds if when == "before" else 0)
-    images, probabilities = [], []
-    with Progress("candidates", own.candidates, "image") as progress:
-        for numbers in _portions(own.candidates, sampler.batch_size):
-            check_stop()
-            drawn = sampler.decode(sampler.sample(make_streams(seed, numbers), numbers % len(parts.classes))[1])
-            images.append(drawn)
-            probabilities.append(probe.probabilities(to_unit_range(drawn, device)).cpu().numpy())
-            progress.advance(len(numbers))
     wanted = np.arange(own.candidates, dtype=np.int64) % len(parts.classes)
+    with Progress("candidates", own.candidates, "image") as progress:
+        return judged(sampler, wanted, seed, progress)
+
+
+def judged(sampler: RapidSampler, wanted: NDArray[np.int64], seed: int, progress: Progress) -> Candidates:
+    """Draw images of given classes, and let the probe judge them.
+
+    Args:
+        sampler: with a probe.
+        wanted: classes, int64 (n,), n >= 1.
+        seed: of the streams 0 to n - 1.
+        progress: advances by n.
+
+    Raises:
+        Stopped: a stop was requested.
+    """
+    images, probabilities = [], []
+    for numbers in _portions(len(wanted), sampler.batch_size):
+        check_stop()
+        drawn, chances = sampler.finish(sampler.sample(make_streams(seed, numbers), wanted[numbers])[1])
+        assert chances is not None
+        images.append(drawn)
+        probabilities.append(chances)
+        progress.advance(len(numbers))
     return Candidates(np.concatenate(images), np.concatenate(probabilities), wanted)
 
 

@@ -347,11 +347,16 @@ class RapidSampler:
 
     def _class_guide(self) -> ProbeGuidance | None:
         """Guidance, if it is wanted and the probe knows the classes."""
-        probe, confidence = self._parts.probe, self.settings.probe_guidance
-        if not confidence or probe is None or not probe.num_classes:
+        probe, most, levels = self._parts.probe, self.settings.probe_guidance, self._parts.levels
+        if not most or probe is None or not probe.num_classes:
+            return None
+        limits = torch.full((probe.num_classes,), most)
+        if levels is not None and self.settings.enough_accepted:
+            limits = limits.minimum(levels.limits.cpu())
+        if not limits.any():
             return None
         moments = self._parts.moments
-        return ProbeGuidance(place(probe, self.device), self._autoencoder, self._schedule, moments, confidence)
+        return ProbeGuidance(place(probe, self.device), self._autoencoder, self._schedule, moments, limits)
 
     def _class_moments(self) -> ClassMoments | None:
         """The moments of the classes, if images begin from them; a public bundle has none.

@@ -5,14 +5,19 @@ Formal guarantee: probe and moments are results of releases, so this is post-pro
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from rapid.diffusion import Schedule
 from rapid.methods.rapid.moments import ClassMoments
 from rapid.nn import Autoencoder
+from rapid.nn.storage import StoredNetwork
 from rapid.probe.network import Probe
 
+NAME = "guidance"
+"""Of its levels in a bundle."""
 REACH = 0.65
 """Root mean square of a move, in standard deviations of x_0 given x_t. Letters were best at 0.5 to 0.75, classes of
 CIFAR-100 at 0.6 to 0.9."""
@@ -27,6 +32,23 @@ TINY = 1e-20
 """Least square of a length: a gradient of 0 moves nothing."""
 VIEWS = 67
 """Different shifts and patterns of noise. Of 1,000 timesteps in equal steps no two successive ones get the same."""
+
+
+class GuidanceLevels(StoredNetwork):
+    """Up to which probability of its class the probe guides images.
+
+    Args:
+        config: JSON-ready: classes.
+
+    Attributes:
+        limits: probabilities, float (classes,); 0: no guidance.
+    """
+
+    limits: Tensor
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.register_buffer("limits", torch.zeros(config["classes"]))
 
 
 class PosteriorCovariance:
@@ -67,8 +89,8 @@ class ProbeGuidance:
     private ones are; without them, that of standard normal latents.
 
     No scale says how far, because one that suits a probe is too large for another: every move is `REACH` long, and
-    there is none where the probability of the label has reached `confidence`. Beyond it images would become caricatures
-    of their class.
+    there is none where the probability of the label has reached the limit of its class. Beyond it images would become
+    caricatures.
 
     Each row is treated for itself. What the probe sees follows from the timestep, so a seed keeps its images.
 
@@ -77,7 +99,7 @@ class ProbeGuidance:
         autoencoder: on the device.
         schedule: on the device.
         moments: of the classes, if there are any.
-        confidence: probability, in (0, 1).
+        limits: these probabilities by class, in [0, 1), float (classes,); 0: no guidance.
     """
 
     def __init__(
@@ -86,10 +108,11 @@ class ProbeGuidance:
         autoencoder: Autoencoder,
         schedule: Schedule,
         moments: ClassMoments | None,
-        confidence: float,
+        limits: Tensor,
     ) -> None:
-        self._probe, self._autoencoder, self._confidence = probe, autoencoder, confidence
+        self._probe, self._autoencoder = probe, autoencoder
         device = probe.mean.device
+        self._limits = limits.to(device)
         shape = probe.config["image_channels"], probe.config["image_size"], probe.config["image_size"]
         generator = torch.Generator().manual_seed(0)
         self._patterns = (ROUGHNESS * torch.randn(VIEWS, *shape, generator=generator)).to(device)
@@ -99,11 +122,23 @@ class ProbeGuidance:
 
     def towards(self, x0: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         """Latents x_0, float (n, c, h, w), denoised at timesteps t (n,), moved towards labels, int64 (n,)."""
+        limits = self._limits[labels]
+        if x0.device.type != "cpu":
+            # to look for the rows that are guided would make the host wait
+            return self._moved(x0, t, labels, limits)
+        rows = limits.nonzero()[:, 0]
+        moved = x0.clone()
+        if len(rows):
+            moved[rows] = self._moved(x0[rows], t[rows], labels[rows], limits[rows])
+        return moved
+
+    def _moved(self, x0: Tensor, t: Tensor, labels: Tensor, limits: Tensor) -> Tensor:
+        """`towards` for rows of which some or all are guided."""
         gradient, probability = self._gradient(x0, t, labels)
         move = self._covariance.times(gradient, t, labels)
         # its length in standard deviations: move^T C^-1 move = move^T gradient
         length = ((move * gradient).flatten(1).mean(1)).clamp_min(TINY).sqrt()
-        wanted = REACH * ((1 - probability / self._confidence) / RAMP).clamp(0, 1)
+        wanted = REACH * ((1 - probability / limits.clamp_min(TINY)) / RAMP).clamp(0, 1) * (limits > 0)
         return x0 + (wanted / length).view(-1, 1, 1, 1) * move
 
     def _gradient(self, x0: Tensor, t: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,8 @@ from typing import Self
 
 from rapid.bundle import Bundle
 from rapid.bundle.format import Kind
+from rapid.methods.rapid.guidance import NAME as LEVELS
+from rapid.methods.rapid.guidance import GuidanceLevels
 from rapid.methods.rapid.knowledge_base import Retrieval, open_retrieval, public_denoiser_name
 from rapid.methods.rapid.moments import NAME as MOMENTS
 from rapid.methods.rapid.moments import ClassMoments
@@ -34,6 +36,7 @@ class Parts:
         probe: with a linear layer for the private classes; None in a public bundle and where none was trained.
         moments: of the private classes; None where they were not released.
         tones: the curve of generated images; None where none was fitted.
+        levels: how far each class is guided; None where that was not found.
         private_from: the highest timestep for which the bundle's own denoiser is used; above it the public one is.
     """
 
@@ -49,6 +52,7 @@ class Parts:
     moments: ClassMoments | None
     private_from: int
     tones: ToneCurve | None = None
+    levels: GuidanceLevels | None = None
 
     @classmethod
     def of(cls, bundle: Bundle) -> Self:
@@ -70,4 +74,5 @@ class Parts:
             moments=bundle.component(MOMENTS, ClassMoments) if bundle.has(MOMENTS) else None,
             private_from=trained_timesteps(settings) if late else settings.schedule.timesteps,
             tones=stored_tones(bundle),
+            levels=bundle.component(LEVELS, GuidanceLevels) if bundle.has(LEVELS) else None,
         )

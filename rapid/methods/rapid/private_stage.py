@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,8 +24,10 @@ from rapid.methods.base import Description
 from rapid.methods.rapid.candidates import draw_candidates
 from rapid.methods.rapid.distillation import distil
 from rapid.methods.rapid.generator import RapidSampler
+from rapid.methods.rapid.guidance import NAME as LEVELS
 from rapid.methods.rapid.knowledge_base import NAME as KNOWLEDGE_BASE
 from rapid.methods.rapid.knowledge_base import open_knowledge_base, open_retrieval
+from rapid.methods.rapid.levels import fit_levels, levels_wanted
 from rapid.methods.rapid.moments import NAME as MOMENTS
 from rapid.methods.rapid.moments import ClassMoments, moments_spec, release_moments
 from rapid.methods.rapid.networks import build_denoiser
@@ -42,6 +45,8 @@ from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.probe.head import NAME as PROBE
 from rapid.probe.head import probe_spec, train_head
 from rapid.probe.network import Probe
+from rapid.tones.curve import NAME as TONES
+from rapid.tones.curve import ToneCurve
 from rapid.tones.fit import released_tones
 from rapid.tones.release import tones_specs
 from rapid.training import Trainer
@@ -127,10 +132,14 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: RapidSet
     if "after" in own.distillation.times and probe is not None:
         denoiser = _distil(access, _parts(access, base, settings, denoiser, probe, moments), probe)
     components[DENOISER] = denoiser
+    parts = _parts(access, base, settings, denoiser, probe, moments)
     drawn = settings.generation.model_copy(update={"attempts": 1})
-    return components | released_tones(
-        access, lambda: RapidSampler(_parts(access, base, settings, denoiser, probe, moments), access.device, drawn)
-    )
+    components |= released_tones(access, lambda: RapidSampler(parts, access.device, drawn))
+    if levels_wanted(parts) and access.ranks.first:
+        tones = components.get(TONES)
+        assert tones is None or isinstance(tones, ToneCurve)
+        components[LEVELS] = fit_levels(replace(parts, tones=tones), access.device)
+    return components
 
 
 def _distil(access: PrivateAccess, parts: Parts, probe: Probe) -> Denoiser:

@@ -136,6 +136,13 @@ class GenerationSettings(SamplingSettings):
         description="probability of the wanted class by the private probe, where there is one, up to which it pulls "
         "images towards that class; 0 is off; helps where the denoiser knows classes less well than the probe",
     )
+    enough_accepted: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of its candidates that is enough: a class of which the probe accepts as many is guided less "
+        "than probe_guidance says, or not at all, as was found after training; 0: all classes are guided alike",
+    )
     start: int | None = Field(
         None,
         ge=1,

@@ -75,6 +75,11 @@ def test_without_moments_latents_are_standard_normal() -> None:
     torch.testing.assert_close(found, schedule.noise(t).square() * directions)
 
 
+def alike(limit: float) -> Tensor:
+    """The same limit for ten classes."""
+    return torch.full((10,), limit)
+
+
 def parts_of(private: Bundle) -> tuple[Probe, Autoencoder, Schedule]:
     schedule = Schedule.build(private.settings_as(RapidSettings).schedule)
     return private.component("probe", Probe), private.component("autoencoder", Autoencoder), schedule
@@ -94,7 +99,7 @@ def test_a_move_goes_up_the_likelihood(private: Bundle, monkeypatch: pytest.Monk
     monkeypatch.setattr(guidance, "SHIFT", 0)
     probe, autoencoder, schedule = parts_of(private)
     x0, t, labels = states(private, 1)
-    moved = ProbeGuidance(probe, autoencoder, schedule, None, ALMOST_SURE).towards(x0, t, labels)
+    moved = ProbeGuidance(probe, autoencoder, schedule, None, alike(ALMOST_SURE)).towards(x0, t, labels)
     exact, decoder = deepcopy(probe).double(), deepcopy(autoencoder).double()
 
     @torch.no_grad()
@@ -112,21 +117,34 @@ def test_a_move_is_as_long_as_told(private: Bundle) -> None:
     """In standard deviations of x_0 given x_t, which without moments are those of the noise."""
     x0, t, labels = states(private, 6)
     probe, autoencoder, schedule = parts_of(private)
-    moved = ProbeGuidance(probe, autoencoder, schedule, None, ALMOST_SURE).towards(x0, t, labels)
+    moved = ProbeGuidance(probe, autoencoder, schedule, None, alike(ALMOST_SURE)).towards(x0, t, labels)
     lengths = ((moved - x0) / schedule.noise(t)).square().flatten(1).mean(1).sqrt()
     torch.testing.assert_close(lengths, torch.full((6,), REACH), rtol=1e-3, atol=0)
 
 
 def test_nothing_moves_where_the_probe_is_confident(private: Bundle) -> None:
     x0, t, labels = states(private, 6)
-    moved = ProbeGuidance(*parts_of(private), None, 1e-9).towards(x0, t, labels)
+    moved = ProbeGuidance(*parts_of(private), None, alike(1e-9)).towards(x0, t, labels)
     assert torch.equal(moved, x0)
+
+
+def test_each_class_has_its_own_limit(private: Bundle) -> None:
+    """Rows of a class with limit 0 stay, and the others move as they do by themselves; so on other devices, too."""
+    x0, t, labels = states(private, 10)
+    limits = alike(ALMOST_SURE)
+    limits[::2] = 0
+    guide = ProbeGuidance(*parts_of(private), None, limits)
+    moved = guide.towards(x0, t, labels)
+    assert torch.equal(moved[::2], x0[::2])
+    everyone = ProbeGuidance(*parts_of(private), None, alike(ALMOST_SURE)).towards(x0, t, labels)
+    torch.testing.assert_close(moved[1::2], everyone[1::2], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(guide._moved(x0, t, labels, limits[labels]), moved, rtol=1e-3, atol=1e-4)
 
 
 def test_a_move_does_not_depend_on_the_batch(private: Bundle) -> None:
     """Rows of a batch may be at different timesteps."""
     x0, t, labels = states(private, 7)
-    guide = ProbeGuidance(*parts_of(private), None, ALMOST_SURE)
+    guide = ProbeGuidance(*parts_of(private), None, alike(ALMOST_SURE))
     whole = guide.towards(x0, t, labels)
     for row in range(7):
         one = slice(row, row + 1)
