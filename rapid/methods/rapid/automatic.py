@@ -60,8 +60,9 @@ BEGINNING: Tree = {
 """Images begin from released moments: on letters those that began from records of similar classes were worse."""
 EXAMPLES = 4096
 """Latents of public images that warm-up moves to the moments of private ones."""
-ENOUGH = 1 / 3
-"""Share of its candidates by which a class is guided no further. PLACEHOLDER"""
+ENOUGH = 0.33
+"""Share of its candidates with which a class is guided no further. On drawn blood smears classifiers learnt 2 points more
+than with the same guidance for all classes, on coloured letters 1 point less, which one model does not tell from 0."""
 SAMPLE = 10_000
 """Images that choices are made by."""
 RECORDS, QUERIES = 5000, 1000
