@@ -167,7 +167,8 @@ def release_moments(
     moments.means.copy_(radius * found["means"])
     moments.factors.copy_(radius * found["factors"])
     # a channel of h w numbers of which the subspace has some; the bound of `image_row` undone
-    moments.rest.copy_((rest.clamp_min(0) * _rest_bound(subspace)).sqrt())
+    bound = _rest_bound(subspace)
+    moments.rest.copy_(scaled_like(rest * bound, noise / WEIGHTS["rest"] * bound, subspace.rest.cpu().double()).sqrt())
     return moments.eval()
 
 
@@ -208,6 +209,17 @@ def estimate(means: Tensor, counts: Tensor, second: Tensor, noise: float, varian
     return {"means": found, "factors": torch.stack([_root(covariance) for covariance in own])}
 
 
+def scaled_like(found: Tensor, noise: float, public: Tensor) -> Tensor:
+    """Variances that are known up to noise, drawn towards those of public images, scaled to the same sum.
+
+    Args:
+        found: float64 (n,).
+        noise: its standard deviation.
+        public: float64 (n,).
+    """
+    return _variances(found, public * (found.sum().clamp_min(0) / public.sum().clamp_min(LEAST)), noise)
+
+
 def _denoised(covariance: Tensor, noise: float, variances: Tensor) -> Tensor:
     """A covariance that is known up to symmetric Gaussian noise, as far as public images help.
 
@@ -221,21 +233,26 @@ def _denoised(covariance: Tensor, noise: float, variances: Tensor) -> Tensor:
 def _near(covariance: Tensor, noise: float, expected: Tensor) -> Tensor:
     """A covariance that is known up to symmetric Gaussian noise, each entry drawn towards what is expected.
 
-    Variances become posterior means. No variance is moved by more than `FARTHEST` deviations of its noise, which bounds
-    the harm of a wrong expectation (Efron and Morris 1971). The weights of covariances are squared: the posterior mean
-    of each has the least error in squares, but what is left of their noise spreads over the directions of little
-    variance, where the Wasserstein distance minds it most.
+    The weights of covariances are squared: the posterior mean of each has the least error in squares, but what is left
+    of their noise spreads over the directions of little variance, where the Wasserstein distance minds it most.
     """
-    found, width = covariance.diag(), math.sqrt(2) * noise
-    usual = expected.diag()
-    own = usual + _weights(found - usual, usual.square(), width**2) * (found - usual)
-    own = own.clamp(found - FARTHEST * width, found + FARTHEST * width).clamp_min(0)
+    own = _variances(covariance.diag(), expected.diag(), math.sqrt(2) * noise)
     rows, columns = torch.triu_indices(len(own), len(own), offset=1)
     beyond = covariance[rows, columns] - expected[rows, columns]
     weights = _weights(beyond, own[rows] * own[columns], noise**2)
     made = torch.diag(own)
     made[rows, columns] = made[columns, rows] = expected[rows, columns] + weights.square() * beyond
     return _positive(made)
+
+
+def _variances(found: Tensor, usual: Tensor, noise: float) -> Tensor:
+    """Posterior means of variances that are known up to noise of a standard deviation; all (n,).
+
+    None is moved by more than `FARTHEST` deviations, which bounds the harm of a wrong expectation (Efron and Morris
+    1971).
+    """
+    own = usual + _weights(found - usual, usual.square(), noise**2) * (found - usual)
+    return own.clamp(found - FARTHEST * noise, found + FARTHEST * noise).clamp_min(0)
 
 
 def _positive(matrix: Tensor) -> Tensor:

@@ -22,7 +22,15 @@ from rapid.dp.rows import PrivateTensor
 from rapid.errors import InputError
 from rapid.methods import apply_overrides
 from rapid.methods.rapid.generator import RapidGenerator
-from rapid.methods.rapid.moments import ClassMoments, Covariance, estimate, image_row, moments_spec, release_moments
+from rapid.methods.rapid.moments import (
+    ClassMoments,
+    Covariance,
+    estimate,
+    image_row,
+    moments_spec,
+    release_moments,
+    scaled_like,
+)
 from rapid.methods.rapid.settings import GenerationSettings, MomentsSettings, RapidSettings
 from rapid.methods.rapid.subspace import Subspace
 from rapid.sampling.generate import generate
@@ -212,6 +220,32 @@ def test_covariances_are_nearer_than_those_of_public_images_and_than_the_noisy_o
     assert distance(found, true) < 1.05 * distance(noisy, true)
     # where noise drowns even the trace, no estimate need be better than a guess
     assert noise > 1e-3 or distance(found, true) < 0.8 * distance(torch.diag(public), true)
+
+
+@given(st.integers(1, 12), st.sampled_from([0.0, 1e-6, 0.1, 10.0]), st.integers(0, 2**31))
+def test_variances_like_public_ones(count: int, noise: float, seed: int) -> None:
+    """None is negative or moved by more than two deviations; without noise, or with one channel, none is moved."""
+    generator = torch.Generator().manual_seed(seed)
+    true, public = torch.rand(2, count, dtype=torch.float64, generator=generator)
+    noisy = true + noise * torch.randn(count, dtype=torch.float64, generator=generator)
+    found = scaled_like(noisy, noise, public)
+    assert float(found.min()) >= 0
+    assert bool(((found - noisy.clamp_min(0)).abs() <= 2 * noise + 1e-12).all())
+    if noise == 0 or (count == 1 and float(public) > 0):
+        torch.testing.assert_close(found, noisy.clamp_min(0))
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.5])
+@pytest.mark.parametrize("alike", [0.0, 0.3])
+def test_variances_are_nearer_than_the_noisy_ones(noise: float, alike: float) -> None:
+    """In the Wasserstein distance, the sum of squared differences of deviations, over 200 draws of noise."""
+    generator = torch.Generator().manual_seed(9)
+    public = torch.logspace(0, -1.5, 12, dtype=torch.float64)
+    true = 0.3 * public * (alike * torch.randn(12, dtype=torch.float64, generator=generator)).exp()
+    noisy = true + noise * torch.randn(200, 12, dtype=torch.float64, generator=generator)
+    found = torch.stack([scaled_like(row, noise, public) for row in noisy])
+    errors = [(some.sqrt() - true.sqrt()).square().sum(1).mean() for some in (found, noisy.clamp_min(0))]
+    assert errors[0] < 0.8 * errors[1]
 
 
 def test_a_class_of_which_noise_tells_nothing_varies_like_the_others() -> None:
