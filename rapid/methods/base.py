@@ -196,10 +196,10 @@ class Method(Protocol[S]):
 
 @runtime_checkable
 class Checking(Protocol):
-    """A method that checks its public bundle before any private image is read or time is measured."""
+    """A method that checks its public bundle before any private image is read or any time is measured."""
 
-    def check_base(self, base: Bundle, settings: Any) -> None:
-        """Check that the public bundle fits the settings.
+    def check_base(self, base: Bundle | None, settings: Any) -> None:
+        """Check that the public bundle, or that there is none, fits the settings.
 
         Raises:
             InputError: it does not.

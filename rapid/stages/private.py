@@ -211,7 +211,7 @@ def method_and_base(
     public = None if base is None else Bundle.open(base, "base", "public")
     if public is not None and public.config.method != method.name:
         raise InputError("base", f"was made for {public.config.method}, not for {method.name}", base)
-    if public is not None and isinstance(method, Checking):
+    if isinstance(method, Checking):
         method.check_base(public, settings)
     return method, public
 

@@ -29,7 +29,12 @@ RETRIEVALS = {
 }
 OBJECTIVES = {
     "rapid": ["private.neighbours=3", "private.start=300", "private.precision=bfloat16"],
-    "late": ["private.label_dropout=0.5", "private.tones.share=0.2"],
+    "late": [
+        "private.label_dropout=0.5",
+        "private.tones.share=0.2",
+        "generation.probe_guidance=0.5",
+        "generation.enough_accepted=0.3",
+    ],
     "ldm": ["private.moments.share=0.2", "private.moments.warmup.steps=2", "generation.retrieval=moments"],
 }
 

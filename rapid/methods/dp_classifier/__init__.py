@@ -54,6 +54,12 @@ class DpClassifier:
 
         return releases(settings, facts, base)
 
+    def check_base(self, base: Bundle | None, settings: DpClassifierSettings) -> None:
+        """Public images, if they are wanted; see `rapid.methods.base.Checking`."""
+        from rapid.methods.dp_classifier.private_stage import check_base
+
+        check_base(base, settings)
+
     def train_private(
         self, access: PrivateAccess, base: Bundle | None, settings: DpClassifierSettings
     ) -> Mapping[str, Component]:

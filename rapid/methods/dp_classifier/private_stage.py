@@ -44,12 +44,22 @@ def releases(settings: DpClassifierSettings, facts: PublicFacts, base: Bundle | 
     own = settings.private
     if not facts.classes:
         raise InputError("private", "has no labels, which a classifier needs; use one sub-folder per class")
-    if own.public_share > 0 and (base is None or not base.has(IMAGES)):
-        problem = "needs public images in --base; build it with warmup.kept above 0, or leave this at 0"
-        raise InputError("private.public_share", problem, own.public_share)
+    check_base(base, settings)
     network = _start(settings, facts.classes, base)
     select_trainable(network, own.trainable)
     return [training_spec(CLASSIFIER, "image classifier", own, facts)]
+
+
+def check_base(base: Bundle | None, settings: DpClassifierSettings) -> None:
+    """Check that there are public images if they are wanted.
+
+    Raises:
+        InputError: there are none.
+    """
+    share = settings.private.public_share
+    if share > 0 and (base is None or not base.has(IMAGES)):
+        problem = "needs public images in --base; build it with warmup.kept above 0, or leave this at 0"
+        raise InputError("private.public_share", problem, share)
 
 
 def train_private(

@@ -55,7 +55,7 @@ class DpDiffusion:
 
         return releases(settings, facts, base)
 
-    def check_base(self, base: Bundle, settings: DpDiffusionSettings) -> None:
+    def check_base(self, base: Bundle | None, settings: DpDiffusionSettings) -> None:
         """Parameters and components that the settings need; see `rapid.methods.base.Checking`."""
         from rapid.methods.dp_diffusion.private_stage import check_base
 

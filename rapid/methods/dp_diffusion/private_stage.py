@@ -126,12 +126,14 @@ def trained_parameters(settings: DpDiffusionSettings, classes: int) -> int:
     return trained_count(lambda: build_denoiser(settings, classes), settings.private.trainable)
 
 
-def check_base(base: Bundle, settings: DpDiffusionSettings) -> None:
-    """Check that the base fits the settings, before anything is spent.
+def check_base(base: Bundle | None, settings: DpDiffusionSettings) -> None:
+    """Check that the base, if there is one, fits the settings, before anything is spent.
 
     Raises:
         InputError: it does not.
     """
+    if base is None:
+        return
     select_trainable(base.component(DENOISER, Denoiser), settings.private.trainable)
     if settings.private.overlap.share > 0:
         base.component(THUMBNAILS, Thumbnails)

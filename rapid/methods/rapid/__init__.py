@@ -80,7 +80,7 @@ class Rapid:
 
         return releases(settings, facts, base)
 
-    def check_base(self, base: Bundle, settings: RapidSettings) -> None:
+    def check_base(self, base: Bundle | None, settings: RapidSettings) -> None:
         """Components that the settings need; see `rapid.methods.base.Checking`."""
         from rapid.methods.rapid.private_stage import check_base
 

@@ -62,7 +62,7 @@ EXAMPLES = 4096
 """Latents of public images that warm-up moves to the moments of private ones."""
 ENOUGH = 0.33
 """Share of its candidates with which a class is guided no further. On drawn blood smears classifiers learnt 2 points
-more than with the same guidance for all classes, on coloured letters 1 point less, which is within the noise."""
+more than with the same guidance for all classes, on coloured letters 1 point less."""
 SAMPLE = 10_000
 """Images that choices are made by."""
 RECORDS, QUERIES = 5000, 1000

@@ -10,7 +10,7 @@ from rapid.dp.gradients import BookKeeper
 from rapid.dp.releases import default_delta
 from rapid.methods.base import Choice, Tree
 from rapid.methods.rapid.networks import build_denoiser
-from rapid.methods.rapid.pace import PLAIN_GRADIENT, candidate_work
+from rapid.methods.rapid.pace import PLAIN_GRADIENT, candidate_work, levels_work
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.tones.release import is_hidden
 from rapid.training.timing import seconds_per_step
@@ -51,6 +51,7 @@ def choose_private(settings: RapidSettings, facts: PublicFacts, epsilon: float, 
         gradients: number of per-example gradients for which there is time.
     """
     moments: Tree = settings.private.moments.model_dump(mode="json")
+    gradients = max(1.0, gradients - levels_work(settings, len(facts.classes)))
     distillation: Tree = {}
     if moments["share"] > 0:
         warmup = moments["warmup"]

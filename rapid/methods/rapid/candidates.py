@@ -37,7 +37,7 @@ class Candidates:
         return self.accepted_at(0.0)
 
     def accepted_at(self, confidence: float) -> NDArray[np.bool_]:
-        """Those of which the probe is so sure, (n,)."""
+        """Those that are accepted if the probe must be at least so sure, (n,)."""
         sure = self.probabilities.max(1) >= confidence
         found: NDArray[np.bool_] = (self.probabilities.argmax(1) == self.wanted) & sure
         return found

@@ -22,7 +22,7 @@ REACH = 0.65
 """Root mean square of a move, in standard deviations of x_0 given x_t. Letters were best at 0.5 to 0.75, classes of
 CIFAR-100 at 0.6 to 0.9."""
 RAMP = 0.25
-"""Over this last part of the way to the confidence, moves shrink to 0."""
+"""Over this last part of the way to the limit, moves shrink to 0."""
 ROUGHNESS = 0.3
 """Standard deviation of noise on the images that the probe sees, which lie in [-1, 1]. Without noise and shifts images
 gain patterns that please the probe and nobody else."""
@@ -35,13 +35,13 @@ VIEWS = 67
 
 
 class GuidanceLevels(StoredNetwork):
-    """Up to which probability of its class the probe guides images.
+    """The probability of its class up to which an image is guided, if `generation.probe_guidance` says no less.
 
     Args:
         config: JSON-ready: classes.
 
     Attributes:
-        limits: probabilities, float (classes,); 0: no guidance.
+        limits: probabilities, float (classes,); 0: no guidance, 1: as the setting says.
     """
 
     limits: Tensor

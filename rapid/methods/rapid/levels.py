@@ -15,6 +15,7 @@ from rapid.methods.rapid.candidates import judged
 from rapid.methods.rapid.generator import RapidSampler
 from rapid.methods.rapid.guidance import GuidanceLevels
 from rapid.methods.rapid.parts import Parts
+from rapid.methods.rapid.settings import RapidSettings
 from rapid.progress import Progress
 
 SHARES = 0.0, 0.2, 0.5
@@ -23,17 +24,17 @@ DRAWN, LEAST_DRAWN, SEED = 256, 16, 0
 """Images that are drawn with each share, and the fewest of a class."""
 
 
-def levels_wanted(parts: Parts) -> bool:
-    """Whether levels are to be found: there is guidance, and candidates may be refused."""
-    own = parts.settings.generation
-    return bool(parts.probe and parts.classes and own.probe_guidance and own.enough_accepted and own.attempts > 1)
+def levels_wanted(settings: RapidSettings) -> bool:
+    """Whether levels are to be found where there is a probe: it guides, and candidates may be refused."""
+    own = settings.generation
+    return own.probe_guidance > 0 and own.enough_accepted > 0 and own.attempts > 1
 
 
 def fit_levels(parts: Parts, device: torch.device) -> GuidanceLevels:
     """Find the least guidance of each class with which the probe accepts a share of `generation.enough_accepted`.
 
     Args:
-        parts: for which `levels_wanted`, as images will be drawn with them.
+        parts: with classes and a probe, as images will be drawn with them.
         device: where to compute.
 
     Raises:
@@ -41,7 +42,7 @@ def fit_levels(parts: Parts, device: torch.device) -> GuidanceLevels:
     """
     own, count = parts.settings.generation, len(parts.classes)
     levels = GuidanceLevels({"classes": count})
-    levels.limits.fill_(own.probe_guidance)
+    levels.limits.fill_(1)
     each, still = max(LEAST_DRAWN, DRAWN // count), np.arange(count)
     with Progress("guidance", len(SHARES) * each * count, "image") as progress:
         for share in SHARES:

@@ -248,8 +248,8 @@ def _near(covariance: Tensor, noise: float, expected: Tensor) -> Tensor:
 def _variances(found: Tensor, usual: Tensor, noise: float) -> Tensor:
     """Posterior means of variances that are known up to noise of a standard deviation; all (n,).
 
-    None is moved by more than `FARTHEST` deviations, which bounds the harm of a wrong expectation (Efron and Morris
-    1971).
+    None is moved by more than `FARTHEST` deviations, but to 0, which bounds the harm of a wrong expectation (Efron and
+    Morris 1971).
     """
     own = usual + _weights(found - usual, usual.square(), noise**2) * (found - usual)
     return own.clamp(found - FARTHEST * noise, found + FARTHEST * noise).clamp_min(0)

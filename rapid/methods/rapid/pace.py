@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rapid.methods.rapid.levels import DRAWN, LEAST_DRAWN, SHARES, levels_wanted
 from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
 
 PLAIN_GRADIENT, CALL = 0.6, 0.3
@@ -23,7 +24,7 @@ def typical(settings: RapidSettings) -> RapidSettings:
 
 
 def other_work(settings: RapidSettings) -> float:
-    """Warm-up, candidates and distillation, in per-example gradients of DP-SGD that take as long.
+    """Warm-up, candidates, distillation and levels of guidance, in per-example gradients of DP-SGD that take as long.
 
     The overlap check and the probe are left out: their time depends on N, not on the denoiser.
     """
@@ -36,7 +37,17 @@ def other_work(settings: RapidSettings) -> float:
         drawn = distillation.candidates * candidate_work(settings, distillation.sampling or settings.generation)
         trained = PLAIN_GRADIENT * distillation.training.steps * distillation.training.batch_size
         work += rounds * (drawn + trained)
-    return work
+    return work + levels_work(settings)
+
+
+def levels_work(settings: RapidSettings, classes: int = 1) -> float:
+    """Time of finding levels of guidance, if all shares are tried for all classes, in the same unit."""
+    probed = settings.probe.enabled and settings.private.probe.share > 0
+    if not (probed and levels_wanted(settings)):
+        return 0.0
+    plain = settings.generation.model_copy(update={"probe_guidance": 0.0})
+    work = sum(candidate_work(settings, settings.generation if share else plain) for share in SHARES)
+    return max(DRAWN, LEAST_DRAWN * classes) * work
 
 
 def candidate_work(settings: RapidSettings, generation: GenerationSettings) -> float:

@@ -132,13 +132,16 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: RapidSet
     if "after" in own.distillation.times and probe is not None:
         denoiser = _distil(access, _parts(access, base, settings, denoiser, probe, moments), probe)
     components[DENOISER] = denoiser
-    parts = _parts(access, base, settings, denoiser, probe, moments)
     drawn = settings.generation.model_copy(update={"attempts": 1})
-    components |= released_tones(access, lambda: RapidSampler(parts, access.device, drawn))
-    if levels_wanted(parts) and access.ranks.first:
+    components |= released_tones(
+        access, lambda: RapidSampler(_parts(access, base, settings, denoiser, probe, moments), access.device, drawn)
+    )
+    if probe is not None and levels_wanted(settings) and access.ranks.first:
         tones = components.get(TONES)
         assert tones is None or isinstance(tones, ToneCurve)
-        components[LEVELS] = fit_levels(replace(parts, tones=tones), access.device)
+        # after the tones, so that the probe judges images as they will be delivered
+        parts = replace(_parts(access, base, settings, denoiser, probe, moments), tones=tones)
+        components[LEVELS] = fit_levels(parts, access.device)
     return components
 
 
@@ -186,14 +189,14 @@ def trained_parameters(settings: RapidSettings, classes: int) -> int:
     return trained_count(lambda: build_denoiser(settings, classes), settings.private.trainable)
 
 
-def check_base(base: Bundle, settings: RapidSettings) -> None:
+def check_base(base: Bundle | None, settings: RapidSettings) -> None:
     """Check that the base fits the settings, before anything is spent.
 
     Raises:
         InputError: it does not.
     """
-    public = base.component(DENOISER, Denoiser)
-    select_trainable(public, settings.private.trainable)
+    assert base is not None
+    select_trainable(base.component(DENOISER, Denoiser), settings.private.trainable)
     if settings.private.overlap.share > 0:
         base.component("thumbnails", Thumbnails)
     if settings.private.moments.share > 0 and not base.has(SUBSPACE):

@@ -141,7 +141,8 @@ class GenerationSettings(SamplingSettings):
         ge=0,
         lt=1,
         description="share of its candidates that is enough: a class of which the probe accepts as many is guided less "
-        "than probe_guidance says, or not at all, as was found after training; 0: all classes are guided alike",
+        "than probe_guidance says, or not at all. Found at the end of training; later only 0, all classes are guided "
+        "alike, makes a difference",
     )
     start: int | None = Field(
         None,

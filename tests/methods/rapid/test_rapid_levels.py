@@ -42,18 +42,17 @@ def always(parts: Parts, chances: list[float]) -> Parts:
     return parts
 
 
-@pytest.mark.parametrize(("first", "expected"), [(0.55, 0.0), (0.46, 0.5)])
+@pytest.mark.parametrize(("first", "expected"), [(0.55, 0.0), (0.46, 1.0)])
 def test_a_class_that_is_accepted_without_guidance_gets_none(private: Bundle, first: float, expected: float) -> None:
     """A probe that always finds class 0, with a probability above or below the confidence of .5."""
     parts = always(parts_with(private), [first, *[(1 - first) / 9] * 9])
-    assert fit_levels(parts, CPU).limits.tolist() == [expected, *[0.5] * 9]
+    assert fit_levels(parts, CPU).limits.tolist() == [expected, *[1.0] * 9]
 
 
 @pytest.mark.parametrize("changes", NOT_FOR_LEVELS)
 def test_without_guidance_or_refusals_there_are_no_levels(private: Bundle, changes: dict[str, float]) -> None:
-    assert levels_wanted(parts_with(private))
-    assert not levels_wanted(parts_with(private, **changes))
-    assert not levels_wanted(replace(parts_with(private), probe=None))
+    assert levels_wanted(parts_with(private).settings)
+    assert not levels_wanted(parts_with(private, **changes).settings)
 
 
 def test_levels_replace_what_the_setting_says(private: Bundle) -> None:
@@ -86,5 +85,5 @@ def test_a_private_bundle_keeps_its_levels(
     assert made is not None
     levels = Parts.of(made).levels
     assert levels is not None
-    assert set(levels.limits.tolist()) <= {0.0, 0.1, 0.25, 0.5}
+    assert bool(torch.isin(levels.limits, torch.tensor([0.0, 0.1, 0.25, 1.0])).all())
     assert generate(RapidSampler(Parts.of(made), CPU, Parts.of(made).settings.generation), 3).images.shape[0] == 3
