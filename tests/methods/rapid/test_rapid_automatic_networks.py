@@ -49,7 +49,8 @@ def test_more_time_is_wider_and_longer() -> None:
     assert few.denoiser.channels <= many.denoiser.channels
     assert many.denoiser.channels in WIDTHS
     width, examples = many.denoiser.channels, many.denoiser.training.steps * DENOISER["cpu"][0]
-    assert width == WIDTHS[0] or examples >= EXAMPLES_PER_SQUARE * width**2
+    # the time of a step is measured again for the number of steps
+    assert width == WIDTHS[0] or examples >= 0.75 * EXAMPLES_PER_SQUARE * width**2
     for name in ("denoiser", "probe", "encoder"):
         steps = getattr(many, name).training.steps
         assert 1 <= getattr(few, name).training.steps <= steps
