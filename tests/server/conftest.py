@@ -45,7 +45,7 @@ def _serving(app: FastAPI, max_connections: int = 2048) -> Iterator[httpx.Client
             yield client
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(120)
         listener.close()
     assert not thread.is_alive()
 
