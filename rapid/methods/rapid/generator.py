@@ -17,7 +17,7 @@ from rapid.data.fit import from_planes, to_planes, unit_range
 from rapid.diffusion import Schedule
 from rapid.diffusion.solvers import Solver, early_grid, late_grid
 from rapid.errors import InputError
-from rapid.methods.rapid.guidance import ProbeGuidance
+from rapid.methods.rapid.guidance import ProbeGuidance, class_limits
 from rapid.methods.rapid.knowledge_base import Retrieval
 from rapid.methods.rapid.moments import ClassMoments
 from rapid.methods.rapid.neighbours import ClassRecords, choose_neighbours
@@ -347,16 +347,13 @@ class RapidSampler:
 
     def _class_guide(self) -> ProbeGuidance | None:
         """Guidance, if it is wanted and the probe knows the classes."""
-        probe, most, levels = self._parts.probe, self.settings.probe_guidance, self._parts.levels
+        probe, most = self._parts.probe, self.settings.probe_guidance
         if not most or probe is None or not probe.num_classes:
             return None
-        limits = torch.full((probe.num_classes,), most)
-        if levels is not None and self.settings.enough_accepted:
-            limits = limits.minimum(levels.limits.cpu())
+        limits = class_limits(self._parts.levels if self.settings.enough_accepted else None, probe.num_classes, most)
         if not limits.any():
             return None
-        moments = self._parts.moments
-        return ProbeGuidance(place(probe, self.device), self._autoencoder, self._schedule, moments, limits)
+        return ProbeGuidance(place(probe, self.device), self._autoencoder, self._schedule, self._parts.moments, limits)
 
     def _class_moments(self) -> ClassMoments | None:
         """The moments of the classes, if images begin from them; a public bundle has none.

@@ -51,6 +51,11 @@ class GuidanceLevels(StoredNetwork):
         self.register_buffer("limits", torch.zeros(config["classes"]))
 
 
+def class_limits(levels: GuidanceLevels | None, classes: int, most: float) -> Tensor:
+    """The limit of each class, float (classes,) on the CPU: that of the levels if there are any, none above `most`."""
+    return torch.full((classes,), most) if levels is None else levels.limits.cpu().clamp_max(most)
+
+
 class PosteriorCovariance:
     """The covariance C of x_0 given x_t, for latents x_0 that follow the moments of their class.
 

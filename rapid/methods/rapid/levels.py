@@ -30,6 +30,11 @@ def levels_wanted(settings: RapidSettings) -> bool:
     return own.probe_guidance > 0 and own.enough_accepted > 0 and own.attempts > 1
 
 
+def drawn_of_each(classes: int) -> int:
+    """Number of images that are drawn of each class, of at least one, with each share."""
+    return max(LEAST_DRAWN, DRAWN // classes)
+
+
 def fit_levels(parts: Parts, device: torch.device) -> GuidanceLevels:
     """Find the least guidance of each class with which the probe accepts a share of `generation.enough_accepted`.
 
@@ -43,7 +48,7 @@ def fit_levels(parts: Parts, device: torch.device) -> GuidanceLevels:
     own, count = parts.settings.generation, len(parts.classes)
     levels = GuidanceLevels({"classes": count})
     levels.limits.fill_(1)
-    each, still = max(LEAST_DRAWN, DRAWN // count), np.arange(count)
+    each, still = drawn_of_each(count), np.arange(count)
     with Progress("guidance", len(SHARES) * each * count, "image") as progress:
         for share in SHARES:
             limit = share * own.probe_guidance

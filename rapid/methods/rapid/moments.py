@@ -213,9 +213,12 @@ def scaled_like(found: Tensor, noise: float, public: Tensor) -> Tensor:
     """Variances that are known up to noise, drawn towards those of public images, scaled to the same sum.
 
     Args:
-        found: float64 (n,).
-        noise: its standard deviation.
-        public: float64 (n,).
+        found: variances with noise, float64 (n,).
+        noise: its standard deviation, in the unit of variances.
+        public: variances of public images, float64 (n,).
+
+    Returns:
+        Posterior means, float64 (n,), none below 0 (see `_variances`).
     """
     return _variances(found, public * (found.sum().clamp_min(0) / public.sum().clamp_min(LEAST)), noise)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rapid.methods.rapid.levels import DRAWN, LEAST_DRAWN, SHARES, levels_wanted
+from rapid.methods.rapid.levels import SHARES, drawn_of_each, levels_wanted
 from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
 
 PLAIN_GRADIENT, CALL = 0.6, 0.3
@@ -41,13 +41,16 @@ def other_work(settings: RapidSettings) -> float:
 
 
 def levels_work(settings: RapidSettings, classes: int = 1) -> float:
-    """Time of finding levels of guidance, if all shares are tried for all classes, in the same unit."""
+    """Time of finding levels of guidance, if all shares are tried for all classes, in the same unit.
+
+    0 without classes, which nothing is guided to.
+    """
     probed = settings.probe.enabled and settings.private.probe.share > 0
-    if not (probed and levels_wanted(settings)):
+    if not (classes and probed and levels_wanted(settings)):
         return 0.0
     plain = settings.generation.model_copy(update={"probe_guidance": 0.0})
     work = sum(candidate_work(settings, settings.generation if share else plain) for share in SHARES)
-    return max(DRAWN, LEAST_DRAWN * classes) * work
+    return classes * drawn_of_each(classes) * work
 
 
 def candidate_work(settings: RapidSettings, generation: GenerationSettings) -> float:
