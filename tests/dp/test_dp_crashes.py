@@ -24,6 +24,8 @@ from rapid.methods import apply_overrides
 from rapid.methods.rapid.settings import RapidSettings
 
 KILLS, STEPS = 24, 16
+ROUNDING = 1e-9
+"""The order in which releases are composed changes the last digits of epsilon."""
 
 
 def settings_for(tiny: RapidSettings) -> RapidSettings:
@@ -125,7 +127,7 @@ def test_a_killed_training_always_ends_and_costs_the_same(
             # never less than what the checkpoints show, all releases together
             budget = budget_of(out)
             cost = balances(entries)[0].epsilon_prv
-            assert cost >= prv_epsilon(budget.events(progress), budget.delta)
+            assert cost >= prv_epsilon(budget.events(progress), budget.delta) * (1 - ROUNDING)
             assert all(steps_charged(ledger)[name] >= steps for name, steps in progress.items())
     assert in_writes > 0
 
