@@ -86,6 +86,8 @@ CHECKS: dict[str, Check] = {
     "machine": machine,
     "clipped sums": privacy.sums("embedding"),
     "clipped sums, cross-attention": privacy.sums("cross-attention"),
+    "replayed sums": privacy.replayed("embedding"),
+    "replayed sums, cross-attention": privacy.replayed("cross-attention"),
     "norm of one example": privacy.norms,
     "not finite": privacy.not_finite,
     "noise": privacy.noise,

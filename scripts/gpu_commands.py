@@ -216,11 +216,18 @@ def serve(setup: Setup) -> Outcome:
     """`serve` as a process: its images are those of `generate`."""
     command = [sys.executable, "-m", "rapid", "serve", "--model", str(setup.made("private-rapid")), "--port", "0",
                "--device", setup.name]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    log = setup.folder / "server.log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
         try:
             assert process.stdout is not None
             found = re.search(r"http://\S+", process.stdout.readline())
-            require(found is not None, "the server did not start")
+            told = "" if found else log.read_text().strip()
+            require(
+                found is not None, f"the server did not start: {told.splitlines()[-1] if told else 'without a word'}"
+            )
             assert found is not None
             deadline = time.monotonic() + 120
             while True:

@@ -16,11 +16,13 @@ from scipy import stats
 from torch import Tensor, nn
 
 from rapid.dp import DpSgdSpec, PrivateMechanism, Release
-from rapid.dp.cipher import KEY_BYTES, WORDS, KeyStream, key_stream_blocks
+from rapid.dp.cipher import KEY_BYTES, WORDS, KeyStream, compiled_kernel, key_stream_blocks
 from rapid.dp.gradients import BookKeeper
 from rapid.dp.gradients.forms import ROUNDING_MARGIN
 from rapid.dp.noise import grid_step
+from rapid.dp.objective import Objective
 from rapid.dp.randomness import DeviceRandomness, Randomness
+from rapid.dp.recorded_sum import RecordedSum
 from rapid.methods import load_settings
 from rapid.nn import Denoiser
 
@@ -112,6 +114,76 @@ def _loop(network: nn.Module, loss_of: Callable[[slice], Tensor], count: int) ->
         norms.append(gradient.norm())
         total += gradient * min(1.0, CLIP_NORM / (1 + ROUNDING_MARGIN) / float(norms[-1]))
     return total, torch.stack(norms)
+
+
+class _Denoising(Objective):
+    """Losses of a denoiser on examples that it holds."""
+
+    def __init__(self, network: Denoiser, parts: tuple[Tensor, ...]) -> None:
+        self.network, self._parts = network, parts
+
+    def prepare(self, *rows: Tensor) -> list[Tensor]:
+        """The examples at these positions."""
+        return [part[rows[0].to(part.device)] for part in self._parts]
+
+    def compute(self, *prepared: Tensor) -> Tensor:
+        """Squared errors."""
+        x, eps, t, labels = prepared
+        return (self.network(x, t, labels) - eps).square().flatten(1).mean(1)
+
+
+def replayed(kind: str) -> Check:
+    """Sums by recorded kernels against the same without recording: new examples, fewer of them, some that do not count,
+    one that is not finite.
+    """
+
+    def check(setup: Setup) -> Outcome:
+        width, count, draws = 8 if setup.smallest else 64, 24, 2
+        overrides = [f"denoiser.channels={width}", "denoiser.heads=2", *NETWORKS[kind]]
+        settings = load_settings("demo", overrides)
+        torch.manual_seed(0)
+        network = Denoiser.build(settings, 10).eval().to(setup.device)
+        x, eps = torch.randn(2, count, *settings.latent_shape)
+        x[5] = math.nan
+        t, labels = torch.randint(1, 1001, (count,)), torch.randint(10, (count,))
+        x, eps, t, labels = (part.to(setup.device) for part in (x, eps, t, labels))
+        objective, keeper = _Denoising(network, (x, eps, t, labels)), BookKeeper(network)
+        spec = DpSgdSpec(
+            name="any", dataset_size=count, expected_batch=8, steps=1, clip_norm=CLIP_NORM, multiplicity=draws
+        )
+        sizes = [p.numel() for p in keeper.parameters]
+        recorded = RecordedSum(
+            keeper,
+            objective,
+            spec,
+            piece=8,
+            examples=count,
+            randomness=Randomness(),
+            around=lambda losses: losses(),
+            split=lambda total: [
+                piece.view_as(p) for piece, p in zip(total.split(sizes), keeper.parameters, strict=True)
+            ],
+            # without a GPU what would be recorded is run again
+            capture=None if setup.name == "cuda" else lambda work: work,
+        )
+        largest = 0.0
+        for step, size in enumerate((8, 8, 8, 5, 5, 8, 5, 1, 1)):
+            rows = torch.randperm(count)[:size]
+            counted = torch.rand(size) < 0.8
+            counted[0] = rows[0] != 5
+            recorded.total.zero_()
+            recorded.add(rows, counted)
+            repeated = objective.prepare(rows.repeat_interleave(draws))
+            wanted, _ = keeper.clipped_sum(
+                lambda parts=repeated: objective.compute(*parts), size, CLIP_NORM, multiplicity=draws, counted=counted
+            )
+            exact = torch.cat([part.flatten() for part in wanted])
+            gap = float((recorded.total - exact).norm() / exact.norm().clamp_min(1e-12))
+            require(gap <= TOLERANCE[setup.name], f"step {step}, {size} examples: sums differ by {gap:.1e}")
+            largest = max(largest, gap)
+        return f"9 batches of 1 to 8 examples: off by at most {largest:.1e}", {"largest": largest}
+
+    return check
 
 
 def norms(setup: Setup) -> Outcome:
@@ -234,12 +306,17 @@ def same_noise(setup: Setup) -> Outcome:
 
 
 def same_words(setup: Setup) -> Outcome:
-    """The cipher's words on the device are those of the library, for random keys."""
+    """The cipher's words on the device are those of the library, for random keys: by its kernel and without it."""
     count = 10_001 if setup.smallest else 2_000_003
     for first in (0, 1, 12_345, (1 << 32) - -(-count // WORDS)):
         key = os.urandom(KEY_BYTES)
         library = KeyStream(key).words(first * WORDS, count)
         blocks = key_stream_blocks(key, first, -(-count // WORDS), setup.device)
-        gaps = int((blocks.view(torch.int64).flatten()[:count].cpu() != library).sum())
-        require(gaps == 0, f"{gaps:,} of {count:,} words from block {first:,} on differ from the library's")
-    return f"4 x {count:,} words of ChaCha20 equal the library's by the bit", {}
+        own = KeyStream(key).words(first * WORDS, count, setup.device)
+        for found in (blocks.view(torch.int64).flatten()[:count], own):
+            gaps = int((found.cpu() != library).sum())
+            require(gaps == 0, f"{gaps:,} of {count:,} words from block {first:,} on differ from the library's")
+    compiled = compiled_kernel(setup.device) is not None
+    if setup.name == "cuda":
+        require(compiled, "the kernel of the cipher was not compiled here; slower operations take its place")
+    return f"4 x {count:,} words of ChaCha20 equal the library's by the bit", {"compiled": compiled}

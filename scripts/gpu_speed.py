@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,21 +15,23 @@ from rapid_index import KnowledgeBase, KnowledgeBaseWriter
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from rapid.dp import DpSgdSpec
 from rapid.dp.gradients import BookKeeper
+from rapid.dp.objective import Selected
 from rapid.dp.randomness import Randomness
+from rapid.dp.recorded_sum import RecordedSum
 from rapid.methods import load_settings, open_generator
-from rapid.methods.rapid.objectives import Draws, PrivateObjective
+from rapid.methods.rapid.objectives import PrivateObjective
 from rapid.methods.rapid.search import open_search
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser
 from rapid.training.average import WeightAverage
+from rapid.training.optimizers import on_gpu
 from rapid.training.timing import seconds_per_step
 
 PIECES = {"letters-mnist": {"cuda": 512, "cpu": 64}, "imagenet32-cifar10": {"cuda": 64, "cpu": 2}}
 """Losses in memory at a time: those of the preset on a GPU, fewer on a CPU."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-Batch = tuple[Tensor, Tensor, Draws]
-"""Latents, labels and draws."""
 RECORDS, KEY_DIM, QUERIES = (70_000, 1_000_000), 64, 512
 
 
@@ -44,7 +46,7 @@ def step(preset: str) -> Check:
         parts = _parts(settings, rows, setup.device)
         own = settings.private
         pieces = own.expected_batch * own.multiplicity / rows
-        each = sum(parts[name] for name in ("data", "forward", "backward", "clip"))
+        each = parts["data"] + parts["sum"]
         once = sum(parts[name] for name in ("noise", "optimizer", "average"))
         whole = pieces * each + once
         figures: Figures = {"rows": rows, "pieces": pieces, "seconds": parts, "step_seconds": whole}
@@ -59,74 +61,101 @@ def step(preset: str) -> Check:
 class _Case:
     """A denoiser with random weights, and latents to draw from."""
 
-    def __init__(self, settings: RapidSettings, device: torch.device) -> None:
+    def __init__(self, settings: RapidSettings, rows: int, device: torch.device) -> None:
         torch.manual_seed(0)
         self.network = Denoiser.build(settings, 10).to(device)
         self.parameters = [p for p in self.network.parameters() if p.requires_grad]
-        self.objective = PrivateObjective(settings, self.network, None, Randomness())
-        self.latents = torch.randn(2048, *settings.latent_shape, device=device)
-        self.labels = torch.randint(10, (2048,), device=device)
+        self.rows, self.device = rows, device
+        self._latents = torch.randn(2048, *settings.latent_shape, device=device)
+        self._labels = torch.randint(10, (2048,), device=device)
         self.keeper = BookKeeper(self.network)
+        self.objective = Selected(PrivateObjective(settings, self.network, None, Randomness()), self._taken)
         self.clip_norm = settings.private.clip_norm
+        self.spec = DpSgdSpec(
+            name="any", dataset_size=2048, expected_batch=rows, steps=1, clip_norm=settings.private.clip_norm
+        )
 
-    def data(self, rows: int) -> Batch:
-        """What a piece reads and draws."""
-        chosen = torch.randint(len(self.latents), (rows,)).to(self.latents.device)
-        return self.latents[chosen], self.labels[chosen], self.objective.draw(rows)
+    def _taken(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        places = positions.to(self.device)
+        return self._latents[places], self._labels[places]
 
-    def losses(self, batch: Batch) -> Tensor:
-        """One a row."""
-        return self.objective.losses(*batch)
+    def positions(self) -> Tensor:
+        """Examples of a piece."""
+        return torch.randint(2048, (self.rows,))
 
-    def plain(self, batch: Batch) -> tuple[Tensor | None, ...]:
+    def plain(self, prepared: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         """An ordinary gradient."""
-        return torch.autograd.grad(self.losses(batch).sum(), self.parameters, allow_unused=True)
+        losses = self.objective.compute(*prepared)
+        return torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True)
 
-    def clipped(self, batch: Batch) -> list[Tensor]:
-        """A sum of clipped gradients."""
-        return self.keeper.clipped_sum(lambda: self.losses(batch), len(batch[0]), self.clip_norm)[0]
+    def clipped(self, prepared: Sequence[Tensor]) -> list[Tensor]:
+        """A sum of clipped gradients, each kernel started by the host."""
+        return self.keeper.clipped_sum(lambda: self.objective.compute(*prepared), self.rows, self.clip_norm)[0]
+
+    def recorded(self, half: bool = False) -> RecordedSum:
+        """What replays the sums of pieces, as private stages do on a GPU."""
+
+        def around(losses: Callable[[], Tensor]) -> Tensor:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
+                return losses()
+
+        sizes = [p.numel() for p in self.parameters]
+        return RecordedSum(
+            self.keeper,
+            self.objective,
+            self.spec,
+            piece=self.rows,
+            examples=2048,
+            randomness=Randomness(),
+            around=around,
+            split=lambda total: [part.view_as(p) for part, p in zip(total.split(sizes), self.parameters, strict=True)],
+        )
 
 
 def _parts(settings: RapidSettings, rows: int, device: torch.device) -> dict[str, float]:
-    """Seconds of each part; the first four are for a piece, the others for a step."""
-    case = _Case(settings, device)
-    batch = case.data(rows)
+    """Seconds of each part: of a piece the first two, of a step the next three; the others tell what is gained."""
+    case = _Case(settings, rows, device)
+    prepared = case.objective.prepare(case.positions())
+    everyone = torch.ones(rows, dtype=torch.bool)
 
     def timed(work: Callable[[], object]) -> float:
         return seconds_per_step(work, device)
 
-    forward = timed(lambda: case.losses(batch))
-    plain = timed(lambda: case.plain(batch))
-    clipped = timed(lambda: case.clipped(batch))
-    with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
-        half = timed(lambda: case.clipped(batch)) if device.type == "cuda" else 0.0
-    total = torch.cat([part.flatten() for part in case.clipped(batch)])
+    def pieces(half: bool) -> float:
+        recorded = case.recorded(half)
+        for _ in range(2):
+            recorded.add(case.positions(), everyone)
+        # the time of the preparation, which is part of it, is measured by itself
+        return timed(lambda: recorded.add(case.positions(), everyone)) - data
+
+    data = timed(lambda: case.objective.prepare(case.positions()))
+    found = {"data": data, "sum": pieces(False)}
+    total = torch.cat([part.flatten() for part in case.clipped(prepared)])
     for parameter in case.parameters:
         parameter.grad = torch.zeros_like(parameter)
-    adam, average = torch.optim.Adam(case.parameters, lr=1e-6), WeightAverage(case.network, 0.99)
+    adam = torch.optim.Adam(case.parameters, lr=1e-6, fused=on_gpu(case.parameters))
+    average = WeightAverage(case.network, 0.99)
     source = Randomness()
-    found = {
-        "data": timed(lambda: case.data(rows)),
-        "forward": forward,
-        "backward": plain - forward,
-        "clip": clipped - plain,
+    found |= {
         "noise": timed(lambda: source.add_noise(total, 0.1)),
         "optimizer": timed(adam.step),
         "average": timed(lambda: average.update_parameters(case.network)),
+        "sum, not replayed": timed(lambda: case.clipped(prepared)),
+        "plain gradient, not replayed": timed(lambda: case.plain(prepared)),
     }
-    return found | ({"all of a piece in bfloat16": half} if half else {})
+    return found | ({"sum in bfloat16": pieces(True)} if device.type == "cuda" else {})
 
 
 def _memory_and_kernels(settings: RapidSettings, rows: int, device: torch.device) -> Figures:
-    case = _Case(settings, device)
-    batch = case.data(rows)
-    case.clipped(batch)
+    case = _Case(settings, rows, device)
+    prepared = case.objective.prepare(case.positions())
+    case.clipped(prepared)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    case.clipped(batch)
+    case.clipped(prepared)
     peak = torch.cuda.max_memory_allocated(device) - before
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        case.clipped(batch)
+        case.clipped(prepared)
         torch.cuda.synchronize(device)
     kernels = sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profiler.events())
     return {"peak_bytes": peak, "kernels": kernels}

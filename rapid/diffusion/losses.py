@@ -62,27 +62,22 @@ def denoising_loss(network: Network, schedule: Schedule, x0: Tensor, labels: Ten
     return losses / schedule.signal(t).flatten().square() if network.predicts_velocity else losses
 
 
-def retrieval_loss(
-    network: Network, schedule: Schedule, x0: Tensor, labels: Tensor, value: Tensor, v: int, t: Tensor
-) -> Tensor:
-    """Late-step loss of Eq. 5: the noise leads from x0 to its retrieved value at step v.
+def retrieval_noise(schedule: Schedule, x0: Tensor, value: Tensor, v: int) -> Tensor:
+    """The noise of the late-step loss of Eq. 5: it leads from x0 to its retrieved value at step v.
 
-    At t = v the denoiser's input is exactly the retrieved value. With velocities see `denoising_loss`.
+    With it `denoising_loss` is that of Eq. 5; t is v' of the paper, in 1..v. At t = v the denoiser's input is exactly
+    the retrieved value.
 
     Args:
-        network: the denoiser.
         schedule: abar.
         x0: latents, float (N, C, H, W).
-        labels: int64 (N,).
         value: retrieved public intermediates of step v, as x0.
         v: the step of the values.
-        t: v' of the paper, int64 (N,), each in 1..v.
 
     Returns:
-        float (N,): the mean squared error of each example.
+        float (N, C, H, W).
     """
-    eps = schedule.implied_noise(x0, value, torch.full_like(t, v))
-    return denoising_loss(network, schedule, x0, labels, t, eps)
+    return schedule.implied_noise(x0, value, torch.full((len(x0),), v, device=x0.device))
 
 
 def info_nce(first: Tensor, second: Tensor, temperature: float) -> Tensor:

@@ -21,6 +21,7 @@ from rapid.dp.attempts import Attempt
 from rapid.dp.budget import Budget
 from rapid.dp.execution import Execution
 from rapid.dp.mechanism import PrivateMechanism
+from rapid.dp.objective import Objective, Selected
 from rapid.dp.physical import measured_physical_batch
 from rapid.dp.queries import noisy_sum
 from rapid.dp.randomness import Randomness, randomness_for
@@ -199,6 +200,7 @@ class PrivateAccess:
             trainer: a new trainer; the parameters of its network that require gradients are trained. All ranks start
                 with the first rank's state.
             losses: rows of `data` (n, ...) -> losses, float (n,); with multiplicity K, K consecutive rows per example.
+                An `Objective` is faster on a GPU.
                 If people are the units, each row is a random image of the person, drawn independently.
             data: the inputs of the losses, one row per image.
             execution: how it runs.
@@ -255,10 +257,14 @@ class PrivateAccess:
             trainer.network, losses, data, release.spec, autocast=how.autocast
         )
         secret = Randomness()
+
+        def taken(indices: Tensor) -> list[Tensor]:
+            return take(data, self._units.draw(indices, secret))
+
         return PrivateMechanism(
             release,
             trainer.network,
-            lambda indices: losses(*take(data, self._units.draw(indices, secret))),
+            Selected(losses, taken) if isinstance(losses, Objective) else lambda indices: losses(*taken(indices)),
             physical_batch=physical_batch,
             autocast=how.autocast,
             steps_taken=trainer.steps_done,

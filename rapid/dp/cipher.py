@@ -1,12 +1,15 @@
 """The key stream of ChaCha20 (RFC 8439), from any of its blocks on.
 
-On the CPU it is that of `cryptography`; on other devices the same bits come from integer operations on tensors.
+On the CPU it is that of `cryptography`; on other devices the same bits come from a kernel of our own or, where that
+cannot be compiled, from integer operations on tensors.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -55,7 +58,13 @@ class KeyStream:
         if count == 0:
             return torch.zeros(0, dtype=torch.int64, device=device)
         if device.type != "cpu":
-            return key_stream_blocks(self._key, begin, blocks, device).view(torch.int64).flatten()[:count]
+            kernel = compiled_kernel(device)
+            found = (
+                key_stream_blocks(self._key, begin, blocks, device)
+                if kernel is None
+                else _compiled_blocks(kernel, self._key, begin, blocks, device)
+            )
+            return found.view(torch.int64).flatten()[:count]
         return torch.frombuffer(self.read(begin, 8 * count), dtype=torch.int64)
 
     def read(self, block: int, count: int) -> bytearray:
@@ -82,6 +91,69 @@ class KeyStream:
     def _fill(self, block: int, zeros: bytearray | memoryview) -> None:
         nonce = struct.pack("<4I", block, 0, 0, 0)
         Cipher(algorithms.ChaCha20(self._key, nonce), None).encryptor().update_into(zeros, zeros)
+
+
+KERNEL = """
+template <typename T> T turned(T x, int bits) { return (x << bits) | (x >> (32 - bits)); }
+
+template <typename T> void quarter(T& a, T& b, T& c, T& d) {
+    a += b; d = turned(d ^ a, 16);
+    c += d; b = turned(b ^ c, 12);
+    a += b; d = turned(d ^ a, 8);
+    c += d; b = turned(b ^ c, 7);
+}
+
+template <typename T> void key_stream(T counter, T k0, T k1, T k2, T k3,
+                                      T& w0, T& w1, T& w2, T& w3, T& w4, T& w5, T& w6, T& w7) {
+    unsigned int start[16] = {
+        0x61707865u, 0x3320646eu, 0x79622d32u, 0x6b206574u,
+        (unsigned int)k0, (unsigned int)(k0 >> 32), (unsigned int)k1, (unsigned int)(k1 >> 32),
+        (unsigned int)k2, (unsigned int)(k2 >> 32), (unsigned int)k3, (unsigned int)(k3 >> 32),
+        (unsigned int)counter, 0u, 0u, 0u};
+    unsigned int x[16];
+    for (int i = 0; i < 16; ++i) x[i] = start[i];
+    for (int i = 0; i < 10; ++i) {
+        quarter(x[0], x[4], x[8], x[12]);
+        quarter(x[1], x[5], x[9], x[13]);
+        quarter(x[2], x[6], x[10], x[14]);
+        quarter(x[3], x[7], x[11], x[15]);
+        quarter(x[0], x[5], x[10], x[15]);
+        quarter(x[1], x[6], x[11], x[12]);
+        quarter(x[2], x[7], x[8], x[13]);
+        quarter(x[3], x[4], x[9], x[14]);
+    }
+    for (int i = 0; i < 16; ++i) x[i] += start[i];
+    T* words[8] = {&w0, &w1, &w2, &w3, &w4, &w5, &w6, &w7};
+    for (int i = 0; i < 8; ++i)
+        *words[i] = (T)((unsigned long long)x[2 * i] | ((unsigned long long)x[2 * i + 1] << 32));
+}
+"""
+"""A block of ChaCha20 (RFC 8439, section 2.3) as 64-bit words, for torch's jiterator, which compiles it by NVRTC."""
+
+
+@cache
+def compiled_kernel(device: torch.device) -> Callable[..., tuple[Tensor, ...]] | None:
+    """The compiled kernel; None on devices that are not CUDA, or where it cannot be compiled or gives other bits."""
+    if device.type != "cuda":
+        return None
+    kernel: Callable[..., tuple[Tensor, ...]] = torch.cuda.jiterator._create_multi_output_jit_fn(
+        KERNEL, num_outputs=WORDS, k0=0, k1=0, k2=0, k3=0
+    )
+    try:
+        first, key = BLOCKS - 3, bytes(range(KEY_BYTES))
+        known = key_stream_blocks(key, first, 3, device)
+        return kernel if torch.equal(_compiled_blocks(kernel, key, first, 3, device), known) else None
+    except RuntimeError:
+        return None
+
+
+def _compiled_blocks(
+    kernel: Callable[..., tuple[Tensor, ...]], key: bytes, first: int, count: int, device: torch.device
+) -> Tensor:
+    """As `key_stream_blocks`, by the kernel."""
+    counters = torch.arange(first, first + count, dtype=torch.int64, device=device)
+    words = dict(zip(("k0", "k1", "k2", "k3"), struct.unpack("<4q", key), strict=True))
+    return torch.stack(kernel(counters, **words), 1).view(torch.int32)
 
 
 def key_stream_blocks(key: bytes, first: int, count: int, device: torch.device) -> Tensor:

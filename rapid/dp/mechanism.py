@@ -11,11 +11,14 @@ from torch import Tensor, nn
 
 from rapid.dp.correlation import Correlation, coefficients, deal
 from rapid.dp.gradients import BookKeeper
+from rapid.dp.objective import Objective
 from rapid.dp.padding import PaddedBatch, pad, padded_size
 from rapid.dp.randomness import Randomness
+from rapid.dp.recorded_sum import RecordedSum
 from rapid.dp.releases import DpSgdSpec, Release
 from rapid.errors import PrivacyRefused
 from rapid.ranks import Ranks
+from rapid.recording import records
 
 Losses = Callable[[Tensor], Tensor]
 """indices int64 (rows,) of private examples -> their losses, float (rows,), each a function of its own example alone.
@@ -46,7 +49,8 @@ class PrivateMechanism:
     Args:
         release: the public numbers and the noise, of kind "dp-sgd".
         network: parameters that require gradients at construction are trained; the same on all ranks.
-        losses: see `Losses`; its indices are positions in this rank's part, `ranks.part(dataset_size)`.
+        losses: see `Losses`; its indices are positions in this rank's part, `ranks.part(dataset_size)`. The second part
+            of an `Objective` is recorded on a GPU, unless its network has a layer without a rule.
         physical_batch: losses in memory at a time; never changes what is released.
         autocast: run the network in bfloat16; norms, sums and noise stay float64.
         steps_taken: steps of an earlier run that this one resumes; with a band, whole rounds.
@@ -62,7 +66,7 @@ class PrivateMechanism:
         self,
         release: Release,
         network: nn.Module,
-        losses: Losses,
+        losses: Losses | Objective,
         *,
         physical_batch: int,
         autocast: bool = False,
@@ -85,6 +89,7 @@ class PrivateMechanism:
         self._examples = len(self._ranks.part(self._spec.dataset_size))
         self._randomness = randomness or Randomness()
         self._pad_batches = pad_batches
+        self._recorded = self._recording() if isinstance(losses, Objective) and records(self._device) else None
         self._correlation: Correlation | None = None
         if (band := self._spec.band) > 1:
             if self._spec.round_end(steps_taken) != steps_taken:
@@ -169,10 +174,15 @@ class PrivateMechanism:
             return self._split(total[0])
 
         draws, clip_norm = self._spec.multiplicity, self._spec.clip_norm
+        if self._recorded is not None:
+            total.append(self._recorded.total.zero_())
         counts = torch.ones(len(indices), dtype=torch.bool) if drawn is None else drawn
         for piece, counted in zip(indices.split(self._piece), counts.split(self._piece), strict=True):
             rows = piece.repeat_interleave(draws)
             if len(piece) == 0:
+                continue
+            if self._recorded is not None:
+                self._recorded.add(piece, counted)
                 continue
             if draws <= self._physical_batch:
                 self._keeper.clipped_sum(
@@ -192,10 +202,29 @@ class PrivateMechanism:
             if rank != self._ranks.rank:
                 share.zero_()
 
+    def _recording(self) -> RecordedSum | None:
+        """What replays the sums; None if the book-keeper needs the host in each step."""
+        if not self._keeper.recordable or self._spec.multiplicity > self._physical_batch:
+            return None
+        assert isinstance(self._losses, Objective)
+        return RecordedSum(
+            self._keeper,
+            self._losses,
+            self._spec,
+            piece=self._piece,
+            examples=self._examples,
+            randomness=self._randomness,
+            around=self._autocasting,
+            split=self._split,
+        )
+
     def _run(self, indices: Tensor) -> Tensor:
+        return self._autocasting(lambda: self._losses(indices))
+
+    def _autocasting(self, losses: Callable[[], Tensor]) -> Tensor:
         # without autocast's cache each use of a weight appears in the graph, where the book-keeper counts it
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast, cache_enabled=False):
-            return self._losses(indices)
+            return losses()
 
     def _split(self, total: Tensor) -> list[Tensor]:
         """Views of a vector in the shapes of the parameters."""

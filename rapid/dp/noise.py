@@ -46,8 +46,8 @@ is at least 4.7, by at most 1 / (9.4 bits), and the noisy sum by 2^11 times that
 at most 6.01."""
 BLOCK = 1 << 16
 """Numbers that share a stretch of the key stream, U's before V's; few enough to stay in a core's cache."""
-DEVICE_BLOCKS = 1 << 6
-"""Blocks at a time on a device: worth the calls, and the cipher's state fits in its cache."""
+DEVICE_BLOCKS = 1 << 7
+"""Blocks at a time on a device: worth the calls, with some 0.6 GB of memory."""
 CIPHER_BLOCKS = 1 << 5
 """Blocks whose bits a CPU draws at a time, so that starting threads costs little."""
 DEVICE_LEAST = 1 << 20

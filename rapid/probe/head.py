@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rapid.config.sections import PrivateProbeSettings
 from rapid.data import to_unit_range
 from rapid.dp.access import PrivateAccess
 from rapid.dp.execution import Execution
+from rapid.dp.objective import Objective
 from rapid.dp.releases import DpSgdSpec, Release
 from rapid.probe.network import COMPONENT, Probe
 from rapid.training import Trainer
@@ -65,9 +66,6 @@ def train_head(
     features = access.map(lambda images: probe.features(to_unit_range(images.numpy(), device)), access.images)
     labels = access.map(lambda numbers: numbers.to(device), access.labels)
 
-    def losses(rows: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(probe.head(rows), targets, reduction="none")
-
     release = access.budget.release(NAME)
     rate = _learning_rate(release, settings.weight_noise)
     optimizer = torch.optim.SGD(probe.head.parameters(), lr=rate, momentum=MOMENTUM)
@@ -75,11 +73,31 @@ def train_head(
     access.train(
         NAME,
         Trainer(probe.head, optimizer, scheduler, ema_decay=EMA_DECAY),
-        losses,
+        HeadLosses(probe.head),
         [features, labels],
         execution=Execution(PHYSICAL_BATCH, checkpoint_seconds=checkpoint_seconds, noise_source=noise_source),
     )
     return probe.eval()
+
+
+class HeadLosses(Objective):
+    """Cross-entropies of features.
+
+    Args:
+        head: the layer that is trained.
+    """
+
+    def __init__(self, head: nn.Module) -> None:
+        self._head = head
+
+    def prepare(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """Features and labels, which are on the device."""
+        return rows
+
+    def compute(self, *prepared: Tensor) -> Tensor:
+        """Losses, float (n,)."""
+        features, labels = prepared
+        return F.cross_entropy(self._head(features), labels, reduction="none")
 
 
 def _learning_rate(release: Release, weight_noise: float) -> float:

@@ -11,6 +11,7 @@ finish. So a step sends the numbers of its rows and waits for nothing.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from rapid.diffusion.call_table import KEPT, OUTPUT, CallTable, X, combine
 from rapid.precision import exact_float32
+from rapid.recording import Recorder, padded_rows, records
 from rapid.sampling.generator import Finished
 from rapid.sampling.streams import Streams, make_streams, normal
 
@@ -89,6 +91,8 @@ class LinearModel(Protocol):
     def predict(self, network: str, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
         """The output of a network for states x, float (n, *latent_shape): the noise in them, or the denoised image.
 
+        It is recorded on a GPU: see `rapid.recording.Recorder`.
+
         Args:
             network: its name, as in `Phase.networks`.
             x: states, float (n, *latent_shape), on the device like all tensors here.
@@ -111,6 +115,7 @@ class LinearTrajectories:
     def __init__(self, model: LinearModel) -> None:
         self._model = model
         self.search_seconds = 0.0
+        self._recorders: dict[str, Recorder] = {}
         # one line for each call of each known route: on the host what decides, on the device what computes
         self._first: dict[Route, int] = {}
         self._networks: list[str] = []
@@ -222,13 +227,28 @@ class LinearTrajectories:
         numbers = self._network[at]
         used = np.unique(numbers).tolist()
         if len(used) == 1:
-            return self._model.predict(self._networks[used[0]], x, t, labels)
+            return self._output(self._networks[used[0]], x, t, labels)
         output = torch.empty_like(x)
         for number in used:
             part = self._sent(np.flatnonzero(numbers == number))
             own = None if labels is None else labels[part]
-            output[part] = self._model.predict(self._networks[number], x[part], t[part], own)
+            output[part] = self._output(self._networks[number], x[part], t[part], own)
         return output
+
+    def _output(self, network: str, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
+        """What the model predicts for rows; recorded on a GPU, for a few numbers of rows."""
+        if not records(x.device):
+            return self._model.predict(network, x, t, labels)
+        if network not in self._recorders:
+
+            def predict(x: Tensor, t: Tensor, labels: Tensor | None = None) -> Sequence[Tensor]:
+                return [self._model.predict(network, x, t, labels)]
+
+            self._recorders[network] = Recorder(predict, x.device)
+        count = len(x)
+        rows = torch.arange(padded_rows(count), device=x.device).clamp_max_(count - 1)
+        arguments = [part[rows] for part in (x, t, labels) if part is not None]
+        return self._recorders[network](*arguments)[0][:count]
 
     def _add_noise(self, rows: NDArray[np.int64], at: NDArray[np.int64]) -> None:
         """Draw fresh noise for the rows whose calls need it."""

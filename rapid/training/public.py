@@ -14,6 +14,7 @@ from rapid.runtime import autocast
 from rapid.training.checkpoint import Checkpoint
 from rapid.training.gradient_sum import GradientSum
 from rapid.training.loop import Trainer, warmup_cosine
+from rapid.training.optimizers import on_gpu
 from rapid.training.sam import backward_sharp
 
 SHOWN_EVERY = 10
@@ -66,7 +67,7 @@ def train(
         raise error
     parameters = [p for p in network.parameters() if p.requires_grad]
     precision = "float32" if exact else settings.precision
-    optimizer = optimizer or torch.optim.Adam(parameters, lr=settings.learning_rate)
+    optimizer = optimizer or torch.optim.Adam(parameters, lr=settings.learning_rate, fused=on_gpu(parameters))
     warmup_steps = min(settings.warmup_steps, settings.steps // 2)
     scheduler = warmup_cosine(optimizer, settings.steps, warmup_steps=warmup_steps)
     trainer = Trainer(network, optimizer, scheduler, ema_decay=settings.ema_decay)

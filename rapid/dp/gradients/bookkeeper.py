@@ -78,6 +78,11 @@ class BookKeeper:
         self._layers = _trainable_layers(network)
         _warn_of_slow(self._layers.values())
 
+    @property
+    def recordable(self) -> bool:
+        """Whether sums need no decision of the host: all layers have rules."""
+        return all(layer.registered is not None for layer in self._layers.values())
+
     def zeros(self) -> list[Tensor]:
         """Zeros for sums, one float64 tensor for each of `self.parameters`."""
         return [torch.zeros_like(p, dtype=torch.float64, requires_grad=False) for p in self.parameters]

@@ -35,8 +35,8 @@ Errors of an inner product grow like the root of its length: this is for lengths
 """
 ACCESS = 15
 """Multiplications in the time of one access to a float in memory, roughly, on current CPUs and GPUs."""
-CHUNK = 1 << 21
-"""Floats of patches to form at a time: few enough to stay in the cache."""
+CHUNK, DEVICE_CHUNK = 1 << 21, 1 << 24
+"""Floats of patches to form at a time: few enough to stay in a CPU's cache; on a device, worth the calls."""
 MATRIX = 1 << 16
 """Elements up to which the linear map of pixel products is applied as one matrix product."""
 
@@ -59,7 +59,8 @@ class Factors:
             kept &= counted.to(norms.device)
         values = (clip_norm / (norms * (1 + ROUNDING_MARGIN))).clamp(max=1)
         self.values = torch.where(kept, values, 0)
-        self._dropped = (~kept).nonzero().flatten()
+        # on a device all rows are looked at: to ask how many are dropped would make the host wait
+        self._dropped = (~kept).nonzero().flatten() if norms.device.type == "cpu" else ~kept
 
     @classmethod
     def ones(cls, like: Tensor) -> Self:
@@ -69,22 +70,29 @@ class Factors:
     def scaled(self, rows: Tensor) -> Tensor:
         """Rows (N * K, ...) times the factor of their example, as a new tensor; exactly 0 where that is 0."""
         by_example = rows.reshape(len(self.values), -1)
-        return (by_example * self.values[:, None].to(rows.dtype)).index_fill_(0, self._dropped, 0).view(rows.shape)
+        return self._zeroed(by_example * self.values[:, None].to(rows.dtype)).view(rows.shape)
 
     def kept(self, rows: Tensor) -> Tensor:
         """Rows (N * K, ...) as they are, but exactly 0 where the factor is 0."""
-        if len(self._dropped) == 0:
+        if rows.device.type == "cpu" and len(self._dropped) == 0:
             return rows
-        return rows.reshape(len(self.values), -1).index_fill(0, self._dropped, 0).view(rows.shape)
+        by_example = rows.reshape(len(self.values), -1)
+        return self._zeroed(by_example.clone()).view(rows.shape)
 
     def combine(self, gradients: Tensor) -> Tensor:
         """sum_i factor_i gradients_i of (N, ...), float64; sets gradients that are not finite to 0 in place."""
-        rows = gradients.flatten(1).index_fill_(0, self._dropped, 0)
+        rows = self._zeroed(gradients.flatten(1))
         total = rows.new_zeros(rows.shape[1], dtype=torch.float64)
         parts = _in_cache(rows)
         for part, values in zip(parts, self.values.split(len(parts[0])), strict=True):
             total.addmv_(part.double().T, values)
         return total.view(gradients.shape[1:])
+
+    def _zeroed(self, rows: Tensor) -> Tensor:
+        """Set the rows (N, n) of dropped examples to 0, in place."""
+        if rows.device.type == "cpu":
+            return rows.index_fill_(0, self._dropped, 0)
+        return rows.masked_fill_(self._dropped[:, None], 0)
 
 
 class Gradient(ABC):
@@ -246,7 +254,7 @@ class ConvolutionGhost(Gradient):
         draws = len(self.inputs) // self.count
         groups, weight = self.layer.groups, self.layer.weight
         positions = draws * self.output_grads[0, 0].numel()
-        chunk = max(1, CHUNK // (positions * weight[0].numel() * groups))
+        chunk = max(1, _chunk(weight) // (positions * weight[0].numel() * groups))
         pairs = zip(self.inputs.split(chunk * draws), self.output_grads.split(chunk * draws), strict=True)
         dtype = torch.promote_types(self.inputs.dtype, torch.float32)
         gradients = self.inputs.new_empty(self.count, groups, weight.shape[0] // groups, weight[0].numel(), dtype=dtype)
@@ -306,7 +314,7 @@ class _Shift(NamedTuple):
         flat = products.reshape(-1, size)
         positions = self.draws * self.outputs[0] * self.outputs[1]
         if size * positions**2 <= MATRIX:
-            matrix = _shift_matrix(self, size).to(products)
+            matrix = _shift_matrix(self, size, products.dtype, products.device)
             return (flat @ matrix).view(*leading, positions, positions)
         return self.slices(flat).view(*leading, positions, positions)
 
@@ -324,9 +332,9 @@ class _Shift(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _shift_matrix(shift: _Shift, size: int) -> Tensor:
+def _shift_matrix(shift: _Shift, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The map of `_Shift.slices` as a matrix: faster than many slices for small images."""
-    return shift.slices(torch.eye(size))
+    return shift.slices(torch.eye(size, dtype=dtype)).to(device)
 
 
 def _span(offset: int, stride: int, inputs: int, outputs: int) -> tuple[slice, slice]:
@@ -354,8 +362,13 @@ def _inner(first: Tensor, second: Tensor, count: int | None = None) -> Tensor:
 
 def _in_cache(rows: Tensor) -> Sequence[Tensor]:
     """Parts of rows (N, n), N > 0, that stay in the cache in float64, too; all but the last have as many rows."""
-    parts: Sequence[Tensor] = rows.split(max(1, CHUNK // max(1, rows.shape[1])))
+    parts: Sequence[Tensor] = rows.split(max(1, _chunk(rows) // max(1, rows.shape[1])))
     return parts
+
+
+def _chunk(like: Tensor) -> int:
+    """Floats to work on at a time."""
+    return CHUNK if like.device.type == "cpu" else DEVICE_CHUNK
 
 
 def in_full_precision(x: Tensor) -> Tensor:

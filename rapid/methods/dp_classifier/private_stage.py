@@ -15,6 +15,7 @@ from rapid.data.views import DRAWS, random_views
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget
 from rapid.dp.execution import Execution
+from rapid.dp.objective import Objective
 from rapid.dp.randomness import Randomness
 from rapid.dp.releases import DpSgdSpec
 from rapid.dp.training_spec import training_spec
@@ -97,7 +98,7 @@ def train_private(
     return {CLASSIFIER: network.eval()}
 
 
-class ViewLosses:
+class ViewLosses(Objective):
     """Cross-entropies of random views, one for each row.
 
     Args:
@@ -111,17 +112,32 @@ class ViewLosses:
         self._network = network
         self._randomness = randomness
 
-    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Losses, float (n,), of images, uint8 (n, H, W) or (n, H, W, 3), and labels, int64 (n,)."""
-        draws = self._randomness.uniform(DRAWS * len(images)).view(-1, DRAWS)
-        return self.losses(images, labels, draws)
-
     def losses(self, images: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
-        """The same for given draws, float (n, DRAWS)."""
+        """Losses, float (n,), for given draws; arguments as for `prepared`."""
+        return self.compute(*self.prepared(images, labels, draws))
+
+    def prepare(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """With fresh draws, what `compute` takes, of images and labels; see `prepared`."""
+        images, labels = rows
+        draws = self._randomness.uniform(DRAWS * len(images)).view(-1, DRAWS)
+        return self.prepared(images, labels, draws)
+
+    def prepared(self, images: Tensor, labels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Views and labels.
+
+        Args:
+            images: uint8 (n, H, W) or (n, H, W, 3).
+            labels: int64 (n,).
+            draws: of the views, float (n, DRAWS).
+        """
         device = self._network.head.weight.device
         x = to_unit_range(images.cpu().numpy(), device)
-        views = random_views(x, draws.float().to(device), self._views)
-        return F.cross_entropy(self._network(views), labels.to(device), reduction="none")
+        return random_views(x, draws.float().to(device), self._views), labels.to(device)
+
+    def compute(self, *prepared: Tensor) -> Tensor:
+        """Losses, float (n,)."""
+        views, labels = prepared
+        return F.cross_entropy(self._network(views), labels, reduction="none")
 
 
 def describe_private(settings: DpClassifierSettings, base: Bundle | None, budget: Budget) -> Description:

@@ -12,6 +12,7 @@ from rapid.data import to_unit_range
 from rapid.data.views import DRAWS, random_views
 from rapid.diffusion.losses import noise_prediction_loss
 from rapid.diffusion.timesteps import TimestepMixture
+from rapid.dp.objective import Objective
 from rapid.dp.randomness import Randomness
 from rapid.methods.dp_diffusion.networks import build_schedule, to_patches
 from rapid.methods.dp_diffusion.settings import DpDiffusionSettings
@@ -31,7 +32,7 @@ class Draws(NamedTuple):
     """Rows that are trained with the null class, bool (n,)."""
 
 
-class PrivateObjective:
+class PrivateObjective(Objective):
     """The noise-prediction loss of a random view of an image, at a timestep of the mixture.
 
     With multiplicity K an image has K rows, each with a view, a timestep and noise of its own; the mean of their
@@ -62,7 +63,16 @@ class PrivateObjective:
         return Draws(views.to(self._device), t.to(self._device), eps.to(self._device), dropped.to(self._device))
 
     def losses(self, images: Tensor, labels: Tensor, draws: Draws) -> Tensor:
-        """Losses of rows, float (n,), for given draws.
+        """Losses of rows, float (n,), for given draws; arguments as for `prepared`."""
+        return self.compute(*self.prepared(images, labels, draws))
+
+    def prepare(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """With fresh draws, what `compute` takes, of images and labels; see `prepared`."""
+        images, labels = rows
+        return self.prepared(images, labels, self.draw(len(images)))
+
+    def prepared(self, images: Tensor, labels: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Views in patches, labels, timesteps and noise.
 
         Args:
             images: uint8 (n, H, W) or (n, H, W, 3), on the CPU.
@@ -70,10 +80,10 @@ class PrivateObjective:
             draws: of the n rows.
         """
         views = random_views(to_unit_range(images.numpy(), self._device), draws.views, self.settings.private.views)
-        x = to_patches(views, self.settings.denoiser.patch)
         y = torch.where(draws.dropped, self.denoiser.num_classes, labels)
-        return noise_prediction_loss(self.denoiser, self.schedule, x, y, draws.t, draws.eps)
+        return to_patches(views, self.settings.denoiser.patch), y, draws.t, draws.eps
 
-    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Losses of rows with fresh draws, float (n,)."""
-        return self.losses(images, labels, self.draw(len(images)))
+    def compute(self, *prepared: Tensor) -> Tensor:
+        """Losses of rows, float (n,)."""
+        x, labels, t, eps = prepared
+        return noise_prediction_loss(self.denoiser, self.schedule, x, labels, t, eps)

@@ -13,6 +13,7 @@ from rapid.data import to_unit_range
 from rapid.data.units import ONE_PERSON
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.execution import Execution
+from rapid.dp.objective import Objective
 from rapid.dp.releases import DpSgdSpec, QuerySpec
 from rapid.dp.training_spec import training_spec
 from rapid.errors import InputError
@@ -75,9 +76,6 @@ def train_private(access: PrivateAccess, settings: DpGanSettings) -> Mapping[str
     fakes = FakeSide(generator, discriminator, own, access.draws, access.ranks)
     optimizer = adam(discriminator, own.learning_rate, own)
 
-    def losses(images: Tensor, labels: Tensor) -> Tensor:
-        return loss_of_real(discriminator, to_unit_range(images.numpy(), device), labels.to(device))
-
     labels = (
         access.labels
         if access.facts.classes
@@ -86,7 +84,7 @@ def train_private(access: PrivateAccess, settings: DpGanSettings) -> Mapping[str
     access.train(
         DISCRIMINATOR,
         Trainer(discriminator, optimizer, LambdaLR(optimizer, lambda _: 1.0), extra=fakes.state),
-        losses,
+        RealLosses(discriminator, device),
         [access.images, labels],
         execution=Execution.of(own),
         before_update=fakes.add_gradients,
@@ -96,6 +94,27 @@ def train_private(access: PrivateAccess, settings: DpGanSettings) -> Mapping[str
     return {GENERATOR: trained} | released_tones(
         access, lambda: DpGanSampler(trained, access.facts.classes, device, settings.generation)
     )
+
+
+class RealLosses(Objective):
+    """Losses of real images by the discriminator.
+
+    Args:
+        discriminator: that is trained.
+        device: of the discriminator.
+    """
+
+    def __init__(self, discriminator: GanDiscriminator, device: torch.device) -> None:
+        self._discriminator, self._device = discriminator, device
+
+    def prepare(self, *rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Images in [-1, 1] and labels on the device, of images, uint8 (n, H, W) or (n, H, W, 3), and labels."""
+        images, labels = rows
+        return to_unit_range(images.numpy(), self._device), labels.to(self._device)
+
+    def compute(self, *prepared: Tensor) -> Tensor:
+        """Losses, float (n,)."""
+        return loss_of_real(self._discriminator, *prepared)
 
 
 def typical(settings: DpGanSettings) -> DpGanSettings:

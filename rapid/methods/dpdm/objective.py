@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rapid.data import to_unit_range
+from rapid.dp.objective import Objective
 from rapid.dp.randomness import Randomness
 from rapid.nn.preconditioned import PreconditionedDenoiser, denoising_losses
 
@@ -24,7 +25,7 @@ class Draws(NamedTuple):
     """Where the label becomes the null class, bool (n,)."""
 
 
-class DenoisingObjective:
+class DenoisingObjective(Objective):
     """Losses of private images, each from its own pixels and label.
 
     Noise multiplicity needs nothing here: of K rows of an image each has its own draws.
@@ -69,16 +70,21 @@ class DenoisingObjective:
             labels: int64 (n,), the null class if the images are unlabelled.
             draws: of the n rows.
         """
-        y = torch.where(draws.dropped, self.denoiser.num_classes, labels)
-        return denoising_losses(self.denoiser, x0, y, draws.sigma, draws.noise)
+        return self.compute(x0, labels, *draws)
 
-    def __call__(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Losses with fresh draws, float (n,).
+    def prepare(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """With fresh draws, what `compute` takes.
 
         Args:
-            images: uint8 (n, H, W) or (n, H, W, 3), on the CPU.
-            labels: int64 (n,), on the CPU; None if the images are unlabelled.
+            rows: images, uint8 (n, H, W) or (n, H, W, 3), and, if they are labelled, labels, int64 (n,), on the CPU.
         """
+        images, *labels = rows
         x0 = to_unit_range(images.numpy(), self._device)
-        y = self.denoiser.null_labels(len(x0)) if labels is None else labels.to(self._device)
-        return self.losses(x0, y, self.draw(tuple(x0.shape)))
+        y = labels[0].to(self._device) if labels else self.denoiser.null_labels(len(x0))
+        return x0, y, *self.draw(tuple(x0.shape))
+
+    def compute(self, *prepared: Tensor) -> Tensor:
+        """Losses, float (n,), of images, labels and draws."""
+        x0, labels, sigma, noise, dropped = prepared
+        y = torch.where(dropped, self.denoiser.num_classes, labels)
+        return denoising_losses(self.denoiser, x0, y, sigma, noise)

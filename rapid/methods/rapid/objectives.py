@@ -16,7 +16,8 @@ from rapid_index import KnowledgeBase
 from torch import Tensor
 
 from rapid.diffusion import Schedule
-from rapid.diffusion.losses import denoising_loss, retrieval_loss
+from rapid.diffusion.losses import denoising_loss, retrieval_noise
+from rapid.dp.objective import Objective
 from rapid.dp.randomness import Randomness
 from rapid.methods.rapid.neighbours import choose_neighbours
 from rapid.methods.rapid.search import Search, open_search
@@ -73,7 +74,7 @@ class Retriever:
         return torch.from_numpy(self.knowledge_base.values(indices)).to(denoised.device)
 
 
-class PrivateObjective:
+class PrivateObjective(Objective):
     """Losses of private examples, each from its own latent and label.
 
     Args:
@@ -112,7 +113,16 @@ class PrivateObjective:
         return Draws(t.to(device), eps.to(device), dropped.to(device), onward.to(device), pick)
 
     def losses(self, latents: Tensor, labels: Tensor, draws: Draws) -> Tensor:
-        """Losses of examples, float (n,), for given draws.
+        """Losses of examples, float (n,), for given draws; arguments as for `prepared`."""
+        return self.compute(*self.prepared(latents, labels, draws))
+
+    def prepare(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """With fresh draws, what `compute` takes, of latents and labels; see `prepared`."""
+        latents, labels = rows
+        return self.prepared(latents, labels, self.draw(len(latents)))
+
+    def prepared(self, latents: Tensor, labels: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Latents, labels, timesteps and the noise of the loss.
 
         Args:
             latents: normalised, float (n, c, h, w).
@@ -121,16 +131,17 @@ class PrivateObjective:
         """
         y = torch.where(draws.dropped, self.denoiser.num_classes, labels)
         if self.retriever is None:
-            return denoising_loss(self.denoiser, self.schedule, latents, y, draws.t, draws.eps)
+            return latents, y, draws.t, draws.eps
         value = self.retriever.retrieve(latents, draws.eps, draws.pick if self._pick else None)
         if self._onward:
             v, start = (torch.full_like(draws.t, step) for step in (self.settings.retrieval.v, self.last_timestep))
             value = self.schedule.diffuse_on(value, draws.onward, v, start)
-        return retrieval_loss(self.denoiser, self.schedule, latents, y, value, self.last_timestep, draws.t)
+        return latents, y, draws.t, retrieval_noise(self.schedule, latents, value, self.last_timestep)
 
-    def __call__(self, latents: Tensor, labels: Tensor) -> Tensor:
-        """Losses of examples with fresh draws, float (n,)."""
-        return self.losses(latents, labels, self.draw(len(latents)))
+    def compute(self, *prepared: Tensor) -> Tensor:
+        """Losses of examples, float (n,)."""
+        latents, labels, t, eps = prepared
+        return denoising_loss(self.denoiser, self.schedule, latents, labels, t, eps)
 
 
 def uses_retrieval(settings: RapidSettings) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from rapid.bundle import Bundle
 from rapid.config.sections import ScheduleSettings
 from rapid.diffusion import Schedule
-from rapid.diffusion.losses import retrieval_loss
+from rapid.diffusion.losses import denoising_loss, retrieval_noise
 from rapid.dp.randomness import Randomness
 from rapid.methods import apply_overrides
 from rapid.methods.rapid.knowledge_base import open_knowledge_base
@@ -37,7 +37,8 @@ def test_at_v_the_network_sees_exactly_the_retrieved_value() -> None:
             return x
 
     x0, value = torch.randn(6, 3, 4, 4), torch.randn(6, 3, 4, 4)
-    retrieval_loss(Echo(), SCHEDULE, x0, torch.zeros(6, dtype=torch.int64), value, V, torch.full((6,), V))
+    noise = retrieval_noise(SCHEDULE, x0, value, V)
+    denoising_loss(Echo(), SCHEDULE, x0, torch.zeros(6, dtype=torch.int64), torch.full((6,), V), noise)
     torch.testing.assert_close(seen[0], value, rtol=1e-5, atol=1e-5)
 
 
@@ -70,7 +71,7 @@ def test_gradient_equals_autograd_through_the_formula(tiny_settings: RapidSettin
         total = total + ((target - predicted) ** 2).mean()
     expected = torch.autograd.grad(total, list(denoiser.parameters()), allow_unused=True)
     found = torch.autograd.grad(
-        retrieval_loss(denoiser, SCHEDULE, x, labels, value, V, steps).sum(),
+        denoising_loss(denoiser, SCHEDULE, x, labels, steps, retrieval_noise(SCHEDULE, x, value, V)).sum(),
         list(denoiser.parameters()),
         allow_unused=True,
     )
