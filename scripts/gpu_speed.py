@@ -26,6 +26,7 @@ from rapid.methods.rapid.search import open_search
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser
 from rapid.training.average import WeightAverage
+from rapid.training.loss import Loss, LossGradient
 from rapid.training.optimizers import on_gpu
 from rapid.training.timing import seconds_per_step
 
@@ -111,6 +112,17 @@ class _Case:
             split=lambda total: [part.view_as(p) for part, p in zip(total.split(sizes), self.parameters, strict=True)],
         )
 
+    def public_step(self) -> Callable[[], object]:
+        """What computes the loss of a public step and its gradients, on a batch of as many examples."""
+        loss = Loss(lambda _: [], lambda *batch: self.objective.compute(*batch).mean())
+        gradient = LossGradient(loss, self.parameters, "auto")
+
+        def step() -> object:
+            return gradient(self.objective.prepare(self.positions()))
+
+        step()
+        return step
+
 
 def _parts(settings: RapidSettings, rows: int, device: torch.device) -> dict[str, float]:
     """Seconds of each part: of a piece the first two, of a step the next three; the others tell what is gained."""
@@ -143,6 +155,7 @@ def _parts(settings: RapidSettings, rows: int, device: torch.device) -> dict[str
         "sum, not replayed": timed(lambda: case.clipped(prepared)),
         "plain gradient, not replayed": timed(lambda: case.plain(prepared)),
     }
+    found["public step"] = timed(case.public_step())
     return found | ({"sum in bfloat16": pieces(True)} if device.type == "cuda" else {})
 
 

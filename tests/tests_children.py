@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from tests_support import whole
 from torch import Tensor, nn
 
 from rapid.bundle import Bundle
@@ -75,7 +76,7 @@ def take_an_endless_step(checkpoint: Path, chosen: Training, begun: Path) -> Non
                 time.sleep(0.01)
             return network(torch.ones(1, 2)).sum()
 
-        train("test", network, loss, chosen, Checkpoint(checkpoint, interval=0))
+        train("test", network, whole(loss), chosen, Checkpoint(checkpoint, interval=0))
 
 
 def stay_in(folder: Path, command: str, manifest: dict[str, Any], entered: Path) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 from prometheus_client.parser import text_string_to_metric_families
 from tests_process import run
+from torch import Tensor
 
 from rapid.bundle import Bundle
 from rapid.bundle.networks import open_networks
 from rapid.data import ImageSet
 from rapid.sampling.generator import Generator
+from rapid.training.loss import Loss
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 TINY = [
@@ -41,6 +45,15 @@ TINY = [
     "generation.attempts=2",
 ]
 """Overrides of the preset `demo`: the smallest networks and a few steps."""
+
+
+def whole(loss: Callable[[torch.Generator], Tensor]) -> Loss:
+    """A public loss that is not in two parts: a function of the generator."""
+
+    def draw(generator: torch.Generator) -> list[Tensor]:
+        return [torch.tensor(generator.initial_seed())]
+
+    return Loss(draw, lambda seed: loss(torch.Generator().manual_seed(int(seed))))
 
 
 def assert_same_images(found: ArrayLike, expected: ArrayLike) -> None:

@@ -9,6 +9,7 @@ events.py              releases as dp_accounting events  cipher.py         ChaCh
 accounting.py          epsilon by three accountants      noise.py          noise on a public grid
 renyi.py               epsilon of any tree of events     correlation.py    noise correlated over steps
 execution.py           how a training runs               padding.py        batches of one size
+objective.py           losses in two parts               recorded_sum.py   clipped sums, replayed on a GPU
 physical.py            what fits into memory             release_checkpoint.py  the state of a release
 ledger.py              what was spent on which data set  spending.py       limits and charges
 attempts.py            charges for each start of a run   whole.py          charges for a release in one piece

@@ -34,6 +34,7 @@ from rapid.errors import InputError, LostRank, PrivacyRefused, RapidError, Stopp
 from rapid.ranks import Ranks
 from rapid.rounding import rounded_up
 from rapid.training import Checkpoint, RunFolder, Trainer
+from rapid.training.optimizers import set_gradients
 
 EPSILON_UPDATES = 20
 """How often the epsilon beside the progress bar is computed."""
@@ -225,8 +226,7 @@ class PrivateAccess:
         def backward(step: int) -> str | None:
             if self._attempt is not None:
                 self._attempt.begin(name, step + 1)
-            for parameter, gradient in zip(mechanism.parameters, mechanism.gradient(), strict=True):
-                parameter.grad = gradient
+            set_gradients(mechanism.parameters, mechanism.gradient())
             return self._progress_note(release, step + 1)
 
         try:

@@ -50,7 +50,7 @@ DEVICE_BLOCKS = 1 << 7
 """Blocks at a time on a device: worth the calls, with some 0.6 GB of memory."""
 CIPHER_BLOCKS = 1 << 5
 """Blocks whose bits a CPU draws at a time, so that starting threads costs little."""
-DEVICE_LEAST = 1 << 20
+DEVICE_LEAST = 1 << 17
 """Numbers from which on a device is faster than a CPU, with all its calls of tiny operations."""
 
 _INTERVALS = MPIntervalContext()  # of our own: its precision is a state

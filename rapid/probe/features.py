@@ -19,6 +19,7 @@ from rapid.mapped import release
 from rapid.probe.network import Probe
 from rapid.ranks import Ranks
 from rapid.training import Checkpoint
+from rapid.training.loss import Loss
 from rapid.training.public import train
 from rapid.training.recipe import Recipe
 
@@ -64,16 +65,18 @@ def train_features(
     counts = torch.from_numpy(np.bincount(labels, minlength=num_classes)).double()
     weights = (1 / counts.clamp_min(1))[torch.from_numpy(labels)]
 
-    def loss(generator: torch.Generator) -> Tensor:
+    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
         count = own.training.batch_size
         chosen = _draw(weights, count, generator)[ranks.rows].numpy()
         draws = drawn(count, generator)[:, ranks.rows].to(device)
         views = transformed(to_unit_range(images[chosen], device), own.augment, draws)
-        target = torch.from_numpy(labels[chosen]).to(device)
-        mean = F.cross_entropy(head(model.trunk(views)), target, label_smoothing=LABEL_SMOOTHING)
-        return mean * ranks.weight(count)
+        return views, torch.from_numpy(labels[chosen]).to(device)
 
-    train("probe", network, loss, own.training, checkpoint, ranks=ranks)
+    def value(views: Tensor, targets: Tensor) -> Tensor:
+        mean = F.cross_entropy(head(model.trunk(views)), targets, label_smoothing=LABEL_SMOOTHING)
+        return mean * ranks.weight(own.training.batch_size)
+
+    train("probe", network, Loss(draw, value), own.training, checkpoint, ranks=ranks)
     model.eval()
     model.fit_projection(*_moments(model, images, device))
     model.prototypes.copy_(class_prototypes(model, images, labels, num_classes, device))

@@ -63,6 +63,15 @@ def on_gpu(parameters: Sequence[Tensor]) -> bool | None:
     return True if parameters[0].device.type == "cuda" else None
 
 
+def set_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    """Put gradients into `.grad`, in the layout of the parameters in memory, which fused optimisers need."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is None or gradient.stride() == parameter.stride():
+            parameter.grad = gradient
+        else:
+            parameter.grad = torch.empty_like(parameter).copy_(gradient)
+
+
 def noisy_schedule(optimizer: torch.optim.Optimizer, steps: int, name: RateSchedule = "cosine") -> LambdaLR:
     """Learning rate for noisy gradients: constant, or a short linear warm-up and half a cosine down to a tenth."""
     if name == "constant":

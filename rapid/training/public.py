@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rapid.config.sections import Training
 from rapid.errors import InputError
 from rapid.ranks import Ranks
-from rapid.runtime import autocast
 from rapid.training.checkpoint import Checkpoint
 from rapid.training.gradient_sum import GradientSum
 from rapid.training.loop import Trainer, warmup_cosine
+from rapid.training.loss import Loss, LossGradient
 from rapid.training.optimizers import on_gpu
 from rapid.training.sam import backward_sharp
 
 SHOWN_EVERY = 10
-Loss = Callable[[torch.Generator], Tensor]
-"""Draws a batch with the given generator and returns its loss, a scalar.
-
-With several ranks, each draws the same batch and returns its share of the loss: the shares add up to the loss, and
-their gradients to its gradients. If the loss is a mean over examples, its share is the mean over `batch[ranks.rows]`,
-times `ranks.weight(len(batch))`.
-"""
 
 
 def train(
@@ -47,7 +38,7 @@ def train(
     Args:
         title: shown with the progress.
         network: its parameters that require gradients are trained.
-        loss: see `Loss`; draws from the CPU generator that it gets.
+        loss: see `Loss`.
         settings: steps, learning rate, warm-up, average.
         checkpoint: training continues from its state if there is one; that of the first rank counts.
         optimizer: of those parameters; default: Adam.
@@ -76,14 +67,11 @@ def train(
         saved = ranks.broadcast_state(saved or trainer.state_dict())
     if saved is not None:
         trainer.load_state_dict(saved)
-    add_up = GradientSum(ranks)
+    add_up, gradient = GradientSum(ranks), LossGradient(loss, parameters, precision)
 
     def backward(step: int) -> str | None:
-        def forward() -> Tensor:
-            with autocast(precision, parameters[0].device):
-                return loss(torch.Generator().manual_seed(step))
-
-        value = backward_sharp(parameters, forward, rho, add_up)
+        batch = loss.draw(torch.Generator().manual_seed(step))
+        value = backward_sharp(parameters, lambda: gradient(batch), rho, add_up)
         return f"loss {value.item():.4f}" if (step + 1) % SHOWN_EVERY == 0 else None
 
     network.train()

@@ -11,53 +11,50 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from rapid.training.optimizers import set_gradients
+
 TINY = 1e-12
 """Added to the norm, so that a gradient of zero moves nothing."""
 
 
+Gradient = Callable[[], tuple[Tensor, Sequence[Tensor | None]]]
+"""Value of a loss at the weights as they are, and its gradients; None where a parameter is not used."""
 Reduce = Callable[[Tensor, Sequence[Tensor]], Tensor]
 """Value and gradients of one process -> value of all; replaces the gradients by those of all, in place."""
 
 
 def backward_sharp(
-    parameters: Sequence[Tensor], loss: Callable[[], Tensor], rho: float, reduce: Reduce | None = None
+    parameters: Sequence[Tensor], gradient: Gradient, rho: float, reduce: Reduce | None = None
 ) -> Tensor:
-    """Add the gradient at w + rho * g / ||g|| to `.grad`, where g is the gradient at w; w stays as it is.
+    """Put the gradient at w + rho * g / ||g|| into `.grad`, where g is the gradient at w; w stays as it is.
 
     The optimiser's step that follows is SAM with this optimiser as its base. It costs two forward and backward passes;
-    with rho 0 it is one plain backward pass.
+    with rho 0 it is one plain one.
 
     Args:
         parameters: w, leaves that require gradients.
-        loss: a scalar; called twice, and must be the same function of w both times, with the same batch and draws.
+        gradient: of a loss; called twice, and must be the same function of w both times, with the same batch and draws.
         rho: radius, at least 0.
-        reduce: adds up over several processes, such as `GradientSum`; then `.grad` must be empty before.
+        reduce: adds up over several processes, such as `GradientSum`.
 
     Returns:
         The loss at w, a scalar without a graph.
     """
-    value = loss()
-    if rho == 0:
-        value.backward()
-        return value.detach() if reduce is None else reduce(value, _gradients(parameters))
-    gradients = torch.autograd.grad(value, list(parameters), allow_unused=True)
+    value, gradients = gradient()
     pairs = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
-    total = value.detach() if reduce is None else reduce(value, [g for _, g in pairs])
-    before = [p.detach().clone() for p, _ in pairs]
-    norm = torch.stack([torch.linalg.vector_norm(g) for _, g in pairs]).norm()
-    with torch.no_grad():
-        for parameter, gradient in pairs:
-            parameter.add_(gradient * (rho / (norm + TINY)))
-    again = loss()
-    again.backward()
-    if reduce is not None:
-        reduce(again, _gradients(parameters))
-    with torch.no_grad():
-        # copies, because subtracting what was added would leave rounding errors
-        for (parameter, _), old in zip(pairs, before, strict=True):
-            parameter.copy_(old)
+    total = value if reduce is None else reduce(value, [g for _, g in pairs])
+    if rho:
+        before = [p.detach().clone() for p, _ in pairs]
+        norm = torch.stack([torch.linalg.vector_norm(g) for _, g in pairs]).norm()
+        with torch.no_grad():
+            for parameter, own in pairs:
+                parameter.add_(own * (rho / (norm + TINY)))
+        again, gradients = gradient()
+        if reduce is not None:
+            reduce(again, [g for g in gradients if g is not None])
+        with torch.no_grad():
+            # copies, because subtracting what was added would leave rounding errors
+            for (parameter, _), old in zip(pairs, before, strict=True):
+                parameter.copy_(old)
+    set_gradients(parameters, gradients)
     return total
-
-
-def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]

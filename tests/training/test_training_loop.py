@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests_support import whole
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,7 +45,7 @@ class Linear:
         return self.network(torch.randn(8, 3, generator=generator)).square().mean()
 
     def train(self, path: Path, interval: float = 60.0) -> dict[str, Tensor]:
-        train("test", self.network, self.loss, CHOSEN, Checkpoint(path, interval))
+        train("test", self.network, whole(self.loss), CHOSEN, Checkpoint(path, interval))
         return self.network.state_dict()
 
 
@@ -210,7 +211,7 @@ def test_precision_is_that_of_the_forward_pass(
         return (found - target).square().mean()
 
     chosen = Training(steps=3, precision=precision)  # type: ignore[arg-type]
-    train("test", network, loss, chosen, Checkpoint(tmp_path / "state.pt"), exact=exact)
+    train("test", network, whole(loss), chosen, Checkpoint(tmp_path / "state.pt"), exact=exact)
     assert seen == [expected] * 3
     state = torch.load(tmp_path / "state.pt")
     tensors = [*state["network"].values(), *state["average"].values(), state["optimizer"]["state"][0]["exp_avg"]]
@@ -281,7 +282,13 @@ def test_a_warm_up_never_takes_more_than_half_of_the_steps(tmp_path: Path) -> No
         seen.append(network.weight.item())
         return network.weight.sum() + network.bias.sum()
 
-    train("test", network, loss, Training(steps=4, warmup_steps=50, learning_rate=1e-2), Checkpoint(tmp_path / "s.pt"))
+    train(
+        "test",
+        network,
+        whole(loss),
+        Training(steps=4, warmup_steps=50, learning_rate=1e-2),
+        Checkpoint(tmp_path / "s.pt"),
+    )
     # Adam moves by its rate where the gradient is the same: half of it, all of it
     moves = [before - after for before, after in pairwise(seen)]
     assert moves == pytest.approx([5e-3, 1e-2, 1e-2], rel=1e-3)

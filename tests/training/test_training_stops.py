@@ -21,6 +21,7 @@ import pytest
 import torch
 from tests_children import take_an_endless_step
 from tests_process import start, wait_for
+from tests_support import whole
 from torch import Tensor, nn
 
 from rapid.config.sections import Training
@@ -131,7 +132,7 @@ def train_publicly(path: Path, stop_after: int | None = None) -> nn.Module:
             request_stop()
         return network(torch.randn(2, 2, generator=generator)).square().mean()
 
-    train("test", network, loss, CHOSEN, Checkpoint(path))
+    train("test", network, whole(loss), CHOSEN, Checkpoint(path))
     return network
 
 

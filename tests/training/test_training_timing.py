@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from tests_support import whole
 from torch import Tensor, nn
 
 from rapid.config.sections import Training
@@ -29,7 +30,7 @@ def test_a_slow_first_step_does_not_count(first: float) -> None:
             taken.append(generator.initial_seed())
             return network(torch.ones(2, 1)).sum()
 
-        train("t", network, loss, Training(steps=steps, batch_size=2, warmup_steps=0, ema_decay=0.9), checkpoint)
+        train("t", network, whole(loss), Training(steps=steps, batch_size=2, warmup_steps=0, ema_decay=0.9), checkpoint)
 
     found = seconds_per_training_step(own, CPU, least=0.1)
     # a busy machine may be slower, never faster
@@ -41,7 +42,7 @@ def test_a_training_may_end_before_enough_is_measured() -> None:
     def own(steps: int, checkpoint: Checkpoint) -> None:
         network = nn.Linear(1, 1)
         settings = Training(steps=4, batch_size=2, warmup_steps=0, ema_decay=0.9)
-        train("t", network, lambda _: network(torch.ones(2, 1)).sum(), settings, checkpoint)
+        train("t", network, whole(lambda _: network(torch.ones(2, 1)).sum()), settings, checkpoint)
         checkpoint.remove()
 
     assert 0 < seconds_per_training_step(own, CPU, least=1000.0) < 1

@@ -74,10 +74,10 @@ class Factors:
 
     def kept(self, rows: Tensor) -> Tensor:
         """Rows (N * K, ...) as they are, but exactly 0 where the factor is 0."""
-        if rows.device.type == "cpu" and len(self._dropped) == 0:
-            return rows
         by_example = rows.reshape(len(self.values), -1)
-        return self._zeroed(by_example.clone()).view(rows.shape)
+        if rows.device.type != "cpu":
+            return by_example.masked_fill(self._dropped[:, None], 0).view(rows.shape)
+        return by_example.index_fill(0, self._dropped, 0).view(rows.shape) if len(self._dropped) else rows
 
     def combine(self, gradients: Tensor) -> Tensor:
         """sum_i factor_i gradients_i of (N, ...), float64; sets gradients that are not finite to 0 in place."""

@@ -20,6 +20,7 @@ from rapid.methods.dp_classifier.settings import DpClassifierSettings, NetworkSe
 from rapid.nn.wide_resnet import WideResNet
 from rapid.ranks import Ranks
 from rapid.training import Checkpoint
+from rapid.training.loss import Loss
 from rapid.training.optimizers import MOMENTUM
 from rapid.training.public import train
 from rapid.training.recipe import Recipe
@@ -118,15 +119,18 @@ def warm_up(
     if own.sets == "even":
         groups = [torch.from_numpy(np.flatnonzero(public.sources == one)) for one in np.unique(public.sources)]
 
-    def loss(generator: torch.Generator) -> Tensor:
+    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
         count = own.training.batch_size
         chosen = _draw(groups, count, generator)[ranks.rows].numpy()
         draws = torch.rand(count, DRAWS, generator=generator)[ranks.rows].to(device)
         views = random_views(to_unit_range(images[chosen], device), draws, own.views)
-        mean = F.cross_entropy(model(views), torch.from_numpy(labels[chosen]).to(device))
-        return mean * ranks.weight(count)
+        return views, torch.from_numpy(labels[chosen]).to(device)
+
+    def value(views: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(model(views), targets) * ranks.weight(own.training.batch_size)
 
     optimizer = _optimizer(model, own)
+    loss = Loss(draw, value)
     train("warm-up", model, loss, own.training, checkpoint, optimizer=optimizer, rho=own.rho, ranks=ranks)
     return model
 

@@ -19,6 +19,7 @@ from rapid.methods.dp_diffusion.settings import LinearScheduleSettings, MixtureS
 from rapid.nn import Denoiser
 from rapid.ranks import Ranks
 from rapid.training import Checkpoint
+from rapid.training.loss import Loss
 from rapid.training.public import train
 from rapid.training.recipe import Recipe
 from rapid.training.view_batches import ViewBatches
@@ -121,14 +122,15 @@ def train_denoiser(
         ranks=ranks,
     )
 
-    def loss(generator: torch.Generator) -> Tensor:
-        count = own.training.batch_size
-        views, y, uniform, noise = batches.draw(count, generator)
-        times = mixture.quantile(uniform).to(device)
-        losses = noise_prediction_loss(model, schedule, to_patches(views, own.patch), y, times, noise)
-        return losses.mean() * ranks.weight(count)
+    def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
+        views, y, uniform, noise = batches.draw(own.training.batch_size, generator)
+        return to_patches(views, own.patch), y, mixture.quantile(uniform).to(device), noise
 
-    train("denoiser", model, loss, own.training, checkpoint, ranks=ranks)
+    def value(x: Tensor, y: Tensor, times: Tensor, noise: Tensor) -> Tensor:
+        losses = noise_prediction_loss(model, schedule, x, y, times, noise)
+        return losses.mean() * ranks.weight(own.training.batch_size)
+
+    train("denoiser", model, Loss(draw, value), own.training, checkpoint, ranks=ranks)
     return model
 
 

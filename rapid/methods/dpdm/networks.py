@@ -15,6 +15,7 @@ from rapid.nn.denoiser import DenoiserShape
 from rapid.nn.preconditioned import PreconditionedDenoiser, denoising_losses
 from rapid.ranks import Ranks
 from rapid.training import Checkpoint
+from rapid.training.loss import Loss
 from rapid.training.public import train
 from rapid.training.recipe import Recipe
 from rapid.training.view_batches import ViewBatches
@@ -73,12 +74,14 @@ def train_denoiser(
         images, labels, num_classes, own.views, shape, label_dropout=own.label_dropout, device=device, ranks=ranks
     )
 
-    def loss(generator: torch.Generator) -> Tensor:
-        count = own.training.batch_size
-        x0, y, uniform, noise = batches.draw(count, generator)
+    def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
+        x0, y, uniform, noise = batches.draw(own.training.batch_size, generator)
         # quantiles in (0, 1]
         sigma = model.preconditioning.level(1 - uniform).float().to(device)
-        return denoising_losses(model, x0, y, sigma, noise).mean() * ranks.weight(count)
+        return x0, y, sigma, noise
 
-    train(DENOISER, model, loss, own.training, checkpoint, ranks=ranks)
+    def value(x0: Tensor, y: Tensor, sigma: Tensor, noise: Tensor) -> Tensor:
+        return denoising_losses(model, x0, y, sigma, noise).mean() * ranks.weight(own.training.batch_size)
+
+    train(DENOISER, model, Loss(draw, value), own.training, checkpoint, ranks=ranks)
     return model

@@ -38,7 +38,7 @@ AFFORDABLE = 2.0
 """Largest time of a private step, over that of the cheapest latents: a finer side must be worth its time."""
 STROKE_CHANNELS = 4
 """Of latents of writing. On letters a Frechet distance of 231 with 8x8x12 principal components was 76 with 4x4x4."""
-COMPARED = {"cpu": 64, "cuda": 128}
+COMPARED = {"cpu": 64, "cuda": 512}
 """Examples of a private step by which sides are compared. With 16, on two idle cores, 16x16 took 2.0 times as long as
 8x8, with 64 to 256, of which private steps have more, 3.0 to 3.5 times; a GPU needs many to be busy."""
 FLOOR = 29.0

@@ -32,6 +32,7 @@ from rapid.nn import Autoencoder, TrajectoryEncoder
 from rapid.probe.features import ProbeRecipe, train_features
 from rapid.progress import hidden
 from rapid.training import Checkpoint
+from rapid.training.loss import Loss, LossGradient
 from rapid.training.timing import seconds_per_step, seconds_per_training_step
 
 SHARES = {"autoencoder": 0.4, "probe": 0.2, "encoder": 0.09}
@@ -51,7 +52,7 @@ which decides about grain, 0.65 and 0.75."""
 MOST_STEPS = {"autoencoder": 2500, "probe": 6000, "encoder": 400}
 SMALLEST_SIDE = 4
 """Of latents: up to it, the denoiser has one resolution."""
-COMPARED = 64
+COMPARED = {"cpu": 64, "cuda": 256}
 """Examples of the steps that widths are compared by."""
 MEASURED_SHARE, MEASURED_SECONDS = 0.01, 5.0
 """How long first steps are measured: a share of the time, at most so many seconds."""
@@ -143,11 +144,14 @@ def denoiser_of(width: int, side: int) -> Tree:
 
 def _seconds_per_example(settings: RapidSettings, classes: int, device: torch.device) -> float:
     """Time of an example in a step of the denoiser without optimiser and average, for comparing widths."""
-    network, count = build_denoiser(settings, classes).to(device), COMPARED
+    network, count = build_denoiser(settings, classes).to(device), COMPARED[device.type]
     x = torch.randn(count, *settings.latent_shape, device=device)
     t = torch.randint(1, settings.schedule.timesteps + 1, (count,), device=device)
     labels = torch.randint(classes, (count,), device=device)
-    return seconds_per_step(lambda: (network(x, t, labels) - x).square().mean().backward(), device) / count
+    loss = Loss(lambda _: [x], lambda rows: (network(rows, t, labels) - rows).square().mean())
+    gradient = LossGradient(loss, list(network.parameters()), "auto")
+    gradient([x])
+    return seconds_per_step(lambda: gradient([x]), device) / count
 
 
 class _Pace:

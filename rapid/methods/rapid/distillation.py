@@ -29,6 +29,7 @@ from rapid.methods.rapid.settings import When
 from rapid.methods.rapid.votes import Votes, image_features
 from rapid.nn import Autoencoder, Denoiser
 from rapid.training import Checkpoint
+from rapid.training.loss import Loss
 from rapid.training.public import train
 
 NAME = "distillation"
@@ -89,16 +90,19 @@ def _trained(
     denoiser = parts.denoiser.with_classes(len(parts.classes)).to(device).requires_grad_(True)
     denoiser.load_state_dict(parts.denoiser.state_dict())
 
-    def loss(generator: torch.Generator) -> Tensor:
+    def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
         count = own.training.batch_size
         picked = torch.multinomial(shares, count, replacement=True, generator=generator).to(device)
         t = torch.randint(1, schedule.timesteps + 1, (count,), generator=generator).to(device)
         eps = torch.randn(count, *latents.shape[1:], generator=generator).to(device)
         dropped = torch.rand(count, generator=generator).to(device) < own.label_dropout
         y = torch.where(dropped, denoiser.num_classes, targets[picked])
-        return denoising_loss(denoiser, schedule, latents[picked], y, t, eps).mean()
+        return latents[picked], y, t, eps
 
-    train(NAME, denoiser, loss, own.training, checkpoint)
+    def value(x: Tensor, y: Tensor, t: Tensor, eps: Tensor) -> Tensor:
+        return denoising_loss(denoiser, schedule, x, y, t, eps).mean()
+
+    train(NAME, denoiser, Loss(draw, value), own.training, checkpoint)
     return denoiser
 
 

@@ -32,6 +32,7 @@ from rapid.progress import Progress
 from rapid.ranks import Ranks
 from rapid.stopping import check_stop
 from rapid.training import Checkpoint
+from rapid.training.loss import Loss
 from rapid.training.public import train
 from rapid.training.recipe import Recipe
 
@@ -108,23 +109,40 @@ def train_autoencoder(
     torch.manual_seed(0)
     own, ranks = recipe.autoencoder, ranks or Ranks()
     model = Autoencoder.build(recipe).to(device)
-    count = own.training.batch_size
-
-    def loss(generator: torch.Generator) -> Tensor:
-        x = views.draw(count, generator, ranks.rows)
-        mean, logvar = model.posterior(x)
-        noise = torch.randn(count, *mean.shape[1:], generator=generator)
-        latents = mean + (0.5 * logvar).exp() * noise[ranks.rows].to(device)
-        error = (model.decode_raw(latents) - x).square().mean()
-        divergence = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
-        return (error + own.kl_weight * divergence) * ranks.weight(count)
-
     if model.vae is not None:
-        train("autoencoder", model, loss, own.training, checkpoint, ranks=ranks)
+        _train_vae(model, own, views, device, checkpoint, ranks)
     if own.kind == "linear":
         model.fit_basis(_patch_moment(views, own.patch))
     model.set_statistics(*_statistics(encode_views(model, views, ranks)))
     return model.eval()
+
+
+def _train_vae(
+    model: Autoencoder,
+    settings: AutoencoderSettings,
+    views: AugmentedImages,
+    device: torch.device,
+    checkpoint: Checkpoint,
+    ranks: Ranks,
+) -> None:
+    """See `train_autoencoder`."""
+    count = settings.training.batch_size
+    with torch.no_grad():
+        shape = model.posterior(views.batch(0, 1))[0].shape[1:]
+
+    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        x = views.draw(count, generator, ranks.rows)
+        noise = torch.randn(count, *shape, generator=generator)
+        return x, noise[ranks.rows].to(device)
+
+    def value(x: Tensor, noise: Tensor) -> Tensor:
+        mean, logvar = model.posterior(x)
+        latents = mean + (0.5 * logvar).exp() * noise
+        error = (model.decode_raw(latents) - x).square().mean()
+        divergence = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
+        return (error + settings.kl_weight * divergence) * ranks.weight(count)
+
+    train("autoencoder", model, Loss(draw, value), settings.training, checkpoint, ranks=ranks)
 
 
 def train_denoiser(
@@ -151,7 +169,7 @@ def train_denoiser(
     model = build_denoiser(recipe, num_classes).to(device)
     own = recipe.denoiser
 
-    def loss(generator: torch.Generator) -> Tensor:
+    def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
         count = own.training.batch_size
         chosen = torch.randint(len(latents), (count,), generator=generator)
         t = torch.randint(1, schedule.timesteps + 1, (count,), generator=generator)
@@ -160,10 +178,12 @@ def train_denoiser(
         noise = torch.randn(count, *latents.shape[1:], generator=generator)
         chosen, t, dropped, eps = (rows[ranks.rows].to(device) for rows in (chosen, t, dropped, noise))
         y = torch.where(dropped, num_classes, labels[chosen])
-        losses = denoising_loss(model, schedule, latents[chosen], y, t, eps)
-        return losses.mean() * ranks.weight(count)
+        return latents[chosen], y, t, eps
 
-    train("denoiser", model, loss, own.training, checkpoint, ranks=ranks)
+    def value(x: Tensor, y: Tensor, t: Tensor, eps: Tensor) -> Tensor:
+        return denoising_loss(model, schedule, x, y, t, eps).mean() * ranks.weight(own.training.batch_size)
+
+    train("denoiser", model, Loss(draw, value), own.training, checkpoint, ranks=ranks)
     return model
 
 
@@ -196,23 +216,29 @@ def train_encoder(
     model = TrajectoryEncoder.build(recipe).to(device)
     own = recipe.encoder
 
-    def view(x: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    @torch.no_grad()
+    def view(x: Tensor, generator: torch.Generator) -> Tensor:
         draws = drawn(count, generator)[:, ranks.rows].to(device)
         latents = autoencoder.encode(transformed(x, own.augment, draws))
         eps = torch.randn(count, *latents.shape[1:], generator=generator)[ranks.rows].to(device)
         return one_step_query(denoiser, schedule, latents, eps, recipe.k)
 
-    def loss(generator: torch.Generator) -> Tensor:
-        count = min(own.training.batch_size, len(images))
+    count = min(own.training.batch_size, len(images))
+
+    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
         # without replacement: an image must not be its own negative
         chosen = torch.randperm(len(images), generator=generator)[:count][ranks.rows]
         x = to_unit_range(images[chosen.numpy()], device)
-        first, second = (ranks.of_all(model(view(x, count, generator)), count) for _ in range(2))
-        whole = info_nce(first, second, own.temperature)
+        return view(x, generator), view(x, generator)
+
+    def value(first: Tensor, second: Tensor) -> Tensor:
+        all_first, all_second = (ranks.of_all(model(views), count) for views in (first, second))
+        whole = info_nce(all_first, all_second, own.temperature)
         # every rank has the loss of the whole batch, with the gradients of its own rows
         return whole - whole.detach() * (1 - 1 / ranks.count)
 
     # queries are differences of large numbers, and generation makes them in float32
+    loss = Loss(draw, value, exchanges=ranks.count > 1)
     train("encoder", model, loss, own.training, checkpoint, exact=True, ranks=ranks)
     return model
 

@@ -13,6 +13,7 @@ from rapid.methods.rapid.objectives import trained_timesteps
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser
 from rapid.training import Checkpoint
+from rapid.training.loss import Loss
 from rapid.training.public import train
 
 
@@ -42,7 +43,7 @@ def warm_up(denoiser: Denoiser, latents: Latents, settings: RapidSettings, check
     lowest = min(own.warmup_from, highest)
     labelled = denoiser.num_classes > 0
 
-    def loss(generator: torch.Generator) -> Tensor:
+    def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
         count = own.warmup.batch_size
         eps = torch.randn(count, *settings.latent_shape, generator=generator).to(device)
         t = torch.randint(lowest, highest + 1, (count,), generator=generator).to(device)
@@ -50,6 +51,9 @@ def warm_up(denoiser: Denoiser, latents: Latents, settings: RapidSettings, check
         x = latents.draw(labels if labelled else None, count, generator)
         dropped = torch.rand(count, generator=generator).to(device) < settings.private.label_dropout
         y = torch.where(dropped, denoiser.num_classes, labels) if labelled else denoiser.null_labels(count)
+        return x, y, t, eps
+
+    def value(x: Tensor, y: Tensor, t: Tensor, eps: Tensor) -> Tensor:
         return denoising_loss(denoiser, schedule, x, y, t, eps).mean()
 
-    train("warm-up", denoiser, loss, own.warmup, checkpoint)
+    train("warm-up", denoiser, Loss(draw, value), own.warmup, checkpoint)
