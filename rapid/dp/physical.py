@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rapid.dp.gradients import BookKeeper
 from rapid.dp.releases import DpSgdSpec
 from rapid.dp.rows import PrivateTensor, Rows, black
+from rapid.recording import records
 
 SHARE = 0.6
 """Of the free memory; the rest is for fragments, for choices of algorithms that depend on the size, and for others."""
@@ -61,9 +62,11 @@ def measured_physical_batch(
             keeper.clipped_sum(lambda: losses(*rows), examples, spec.clip_norm, multiplicity=spec.multiplicity)
 
     step(FEW)  # what is allocated once, such as workspaces, does not count
+    # recorded kernels keep their memory while a batch of another size is computed without them
+    held = 2 if records(device) else 1
     return fitting_batch(
         lambda examples: peak_bytes(lambda: step(examples), device),
-        available_bytes(device),
+        available_bytes(device) // held,
         spec.multiplicity,
         LARGEST_ON_CPU if device.type == "cpu" else LARGEST,
     )

@@ -25,22 +25,16 @@ from rapid.data.symmetry import has_plain_background, has_strokes, mirrored_alik
 from rapid.diffusion import Schedule
 from rapid.errors import InputError
 from rapid.methods.base import Choice, Resources, Tree
-from rapid.methods.rapid.automatic_networks import SMALLEST_SIDE, WIDTHS, choose_networks, denoiser_of
-from rapid.methods.rapid.automatic_private import seconds_per_gradient
+from rapid.methods.rapid.automatic_networks import SMALLEST_SIDE, choose_networks
 from rapid.methods.rapid.diagnosis import beyond_chance
-from rapid.methods.rapid.settings import RapidSettings
 
 SIDES = (4, 8, 16, 32)
-"""Sides of latents that are tried; one that is the side of the images has their pixels."""
+"""Sides of latents that are tried; one that is the side of the images has their pixels. With twice the side a private
+step takes three times as long on a CPU, and its noise is spread over four times the numbers."""
 MOST_CHANNELS = 24
 """Of latents. On coloured letters, whose 4x4 latents need 36, images with 8x8 of 12 were clearly better to the eye."""
-AFFORDABLE = 2.0
-"""Largest time of a private step, over that of the cheapest latents: a finer side must be worth its time."""
 STROKE_CHANNELS = 4
 """Of latents of writing. On letters a Frechet distance of 231 with 8x8x12 principal components was 76 with 4x4x4."""
-COMPARED = {"cpu": 64, "cuda": 512}
-"""Examples of a private step by which sides are compared. With 16, on two idle cores, 16x16 took 2.0 times as long as
-8x8, with 64 to 256, of which private steps have more, 3.0 to 3.5 times; a GPU needs many to be busy."""
 FLOOR = 29.0
 """PSNR, dB, that the autoencoder reaches on public images which it was not fitted to."""
 SHARES_OF_T = (0.8, 0.65, 0.5, 0.35)
@@ -86,7 +80,7 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
     pixels = images.images
     tree: Tree = {"method": "rapid", "preset": "auto", "image": image, "split": {"reference": 0.15}}
     writing = form.channels == 1 and has_strokes(pixels)
-    found = _strokes(pixels, form.size) if writing else _latents(pixels, image, resources.device)
+    found = _strokes(pixels, form.size) if writing else _latents(pixels, image)
     tree["autoencoder"], latents, line = found
     why.append(line)
     augment, line = _augment(pixels)
@@ -126,31 +120,21 @@ def _image(sets: Sequence[ImageSet]) -> tuple[Tree, list[str]]:
     return {"size": size, "channels": channels, "fit": "contain"}, [line]
 
 
-def _latents(pixels: NDArray[np.uint8], image: Tree, device: torch.device) -> tuple[Tree, Tensor, str]:
-    """The finest latents that are affordable, of those that keep images above the floor with few enough channels.
+def _latents(pixels: NDArray[np.uint8], image: Tree) -> tuple[Tree, Tensor, str]:
+    """The coarsest latents of those that keep images above the floor with few enough channels.
 
     Returns:
         Settings of the autoencoder; normalised latents, see `_components`; a line for the user.
     """
-    size, passed, cheapest = image["size"], [], math.inf
-    chosen: tuple[Tree, Tensor, str] | None = None
+    size, passed = image["size"], []
     for side in (side for side in SIDES if size % side == 0):
         tree, latents, psnr = _components(pixels, size // side)
         count, name = tree["latent_channels"], f"{side}x{side}"
-        if count > MOST_CHANNELS:
-            passed.append(f"{name} need {count} channels")
-            continue
-        draft = {"method": "rapid", "image": image, "autoencoder": tree, "denoiser": denoiser_of(WIDTHS[0], side)}
-        seconds = seconds_per_gradient(RapidSettings.model_validate(draft), device, COMPARED[device.type])
-        cheapest = min(cheapest, seconds)
-        if seconds > AFFORDABLE * cheapest:
-            passed.append(f"with {name} a private step takes {seconds / cheapest:.1f} times as long")
+        if count <= MOST_CHANNELS or side == size:
             break
-        line = f"latents: {name}, {count} principal components of {size // side}x{size // side} pixels; "
-        chosen = tree, latents, line + f"{psnr:.1f} dB on held-out public images"
-    assert chosen is not None
-    tree, latents, line = chosen
-    return tree, latents, "; ".join([line, *passed])
+        passed.append(f"{name} need {count} channels")
+    line = f"latents: {name}, {count} principal components of {size // side}x{size // side} pixels; "
+    return tree, latents, "; ".join([f"{line}{psnr:.1f} dB on held-out public images", *passed])
 
 
 def _strokes(pixels: NDArray[np.uint8], size: int) -> tuple[Tree, Tensor, str]:
