@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rapid.diffusion.call_table import KEPT, OUTPUT, CallTable, X, combine
 from rapid.precision import exact_float32
-from rapid.recording import Recorder, padded_rows, records
+from rapid.recording import Capture, Recorder, padded_rows, records
 from rapid.sampling.generator import Finished
 from rapid.sampling.streams import Streams, make_streams, normal
 
@@ -108,12 +108,17 @@ class LinearTrajectories:
     `advance` makes one batch per network. Rows that reach the end of a phase enter the next one together. Samplers that
     take fresh noise between their calls take it from the row's own stream.
 
+    Args:
+        model: what a method supplies.
+        capture: how network calls are recorded, for tests; see `Recorder`.
+
     Attributes:
         search_seconds: time spent in `LinearModel.enter` after phase 0, which is where a method searches.
     """
 
-    def __init__(self, model: LinearModel) -> None:
+    def __init__(self, model: LinearModel, capture: Capture | None = None) -> None:
         self._model = model
+        self._capture = capture
         self.search_seconds = 0.0
         self._recorders: dict[str, Recorder] = {}
         # one line for each call of each known route: on the host what decides, on the device what computes
@@ -237,14 +242,14 @@ class LinearTrajectories:
 
     def _output(self, network: str, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
         """What the model predicts for rows; recorded on a GPU, for a few numbers of rows."""
-        if not records(x.device):
+        if self._capture is None and not records(x.device):
             return self._model.predict(network, x, t, labels)
         if network not in self._recorders:
 
             def predict(x: Tensor, t: Tensor, labels: Tensor | None = None) -> Sequence[Tensor]:
                 return [self._model.predict(network, x, t, labels)]
 
-            self._recorders[network] = Recorder(predict, x.device)
+            self._recorders[network] = Recorder(predict, x.device, self._capture)
         count = len(x)
         rows = torch.arange(padded_rows(count), device=x.device).clamp_max_(count - 1)
         arguments = [part[rows] for part in (x, t, labels) if part is not None]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rapid.recording import Recorder
+from rapid.recording import Capture, Recorder
 from rapid.runtime import autocast
 
 
@@ -39,13 +39,16 @@ class LossGradient:
         loss: see `Loss`.
         parameters: that require gradients.
         precision: see `rapid.runtime.autocast`.
+        capture: how it is recorded, for tests; see `Recorder`.
     """
 
-    def __init__(self, loss: Loss, parameters: Sequence[Tensor], precision: str) -> None:
+    def __init__(
+        self, loss: Loss, parameters: Sequence[Tensor], precision: str, capture: Capture | None = None
+    ) -> None:
         self._loss, self._parameters, self._precision = loss, parameters, precision
         self._device = parameters[0].device
         self._used: list[bool] = []
-        self._recorder = None if loss.exchanges else Recorder(self._computed, self._device)
+        self._recorder = None if loss.exchanges else Recorder(self._computed, self._device, capture)
 
     def __call__(self, batch: Sequence[Tensor]) -> tuple[Tensor, list[Tensor | None]]:
         """The loss of a batch, a scalar without a graph, and a gradient for each parameter; None if it is not used."""

@@ -64,11 +64,15 @@ def alone(model: Model, number: int, label: int | None, steps: int | None) -> Te
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("recorded", [False, True])
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
-def test_rows_do_not_depend_on_their_batch(sampler: SamplerName, labelled: bool, data: st.DataObject) -> None:
+def test_rows_do_not_depend_on_their_batch(
+    sampler: SamplerName, labelled: bool, recorded: bool, data: st.DataObject
+) -> None:
+    """Recorded calls are run again on a CPU, with their padding."""
     model = Model(sampler)
-    trajectories = LinearTrajectories(model)
+    trajectories = LinearTrajectories(model, (lambda work: work) if recorded else None)
     choices: list[int | None] = [None, 1, 2, 7]
     steps = {number: data.draw(st.sampled_from(choices)) for number in range(8)}
     row_of: dict[int, int] = {}
