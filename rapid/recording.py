@@ -7,6 +7,7 @@ that, and the GPU waits. A recording starts all of them at once, with the same r
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -28,18 +29,27 @@ class Recorder:
     A function that cannot be recorded, say because it waits for the GPU, is called each time instead.
 
     Args:
-        function: of tensors to any number of tensors. It may use other tensors that stay where they are, such as
-            weights, and change them in place. By the shapes of its arguments it always does the same: it reads no
-            number on the host, draws none there, and copies nothing from there.
+        function: of tensors to new tensors; it changes nothing, and keeps nothing of its owner alive. It may use other
+            tensors, such as weights, which must stay where they are and outlive the recorder; they may change in place.
+            By the shapes of its arguments it always does the same: it reads no number on the host, draws none there,
+            and copies nothing from there.
         device: of all tensors; none but a CUDA device is recorded.
         capture: how, for tests; by default as a CUDA graph.
+
+    Attributes:
+        recordings: their number.
     """
 
     def __init__(self, function: Callable[..., Results], device: torch.device, capture: Capture | None = None) -> None:
         self._function = function
         self._device = device
-        self._capture = capture or (cuda_graphs() if records(device) else None)
+        self._capture = capture or (cuda_graphs(device) if records(device) else None)
         self._held: dict[tuple[object, ...], tuple[Results, Work] | None] = {}
+
+    @property
+    def recordings(self) -> int:
+        """Their number."""
+        return sum(held is not None for held in self._held.values())
 
     def __call__(self, *arguments: Tensor) -> Results:
         """The results of the function, tensors of their own."""
@@ -48,8 +58,9 @@ class Recorder:
         key = tuple((argument.shape, argument.dtype) for argument in arguments)
         if key not in self._held:
             # what is made once, such as workspaces and tables, is made now
+            result = self._called(arguments)
             self._held[key] = None
-            return self._function(*arguments)
+            return result
         if (held := self._held[key] or self._recorded(arguments)) is None:
             return self._function(*arguments)
         self._held[key] = held
@@ -59,15 +70,33 @@ class Recorder:
         # their places are written anew by the next call
         return [result.clone() for result in replay()]
 
+    def _called(self, arguments: Sequence[Tensor]) -> Results:
+        """The results without recording; what is recorded makes room if there is too little memory."""
+        try:
+            return self._function(*arguments)
+        except torch.OutOfMemoryError:
+            if not self.recordings:
+                raise
+        self._forget()
+        return self._function(*arguments)
+
     def _recorded(self, arguments: Sequence[Tensor]) -> tuple[Results, Work] | None:
         """Places of arguments, and what computes the results of what lies there; None from the first failure on."""
         assert self._capture is not None
         places = [argument.clone() for argument in arguments]
         try:
             return places, self._capture(lambda: self._function(*places))
-        except RuntimeError:
-            self._capture = None
-            return None
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        warnings.warn(f"kernels are not recorded, which is slower: {reason}", stacklevel=4)
+        self._capture = None
+        self._forget()
+        return None
+
+    def _forget(self) -> None:
+        self._held.clear()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def records(device: torch.device) -> bool:
@@ -81,14 +110,20 @@ def padded_rows(count: int) -> int:
     return -(-count // step) * step
 
 
-def cuda_graphs() -> Capture:
+def cuda_graphs(device: torch.device) -> Capture:
     """Capture as CUDA graphs that share their memory: they never run at a time, and results are copied at once."""
     pool = torch.cuda.graph_pool_handle()
+    stream = torch.cuda.Stream(device)
 
     def capture(work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
-        # other threads may use the device meanwhile
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.device(device),
+            # the outer block brings the stream back if the inner one fails
+            torch.cuda.stream(torch.cuda.current_stream(device)),
+            # other threads may use the device meanwhile
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        ):
             results = work()
 
         def replay() -> Results:

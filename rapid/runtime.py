@@ -58,6 +58,8 @@ def choose_device(name: str) -> torch.device:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if local >= torch.cuda.device_count():
         raise InputError("device", f"there are {torch.cuda.device_count()} GPUs; start at most as many processes", name)
+    # what names no device, such as a new stream, is on this one
+    torch.cuda.set_device(local)
     return torch.device(name, local)
 
 

@@ -95,12 +95,6 @@ class _Case:
 
     def recorded(self, half: bool = False) -> RecordedSum:
         """What replays the sums of pieces, as private stages do on a GPU."""
-
-        def around(losses: Callable[[], Tensor]) -> Tensor:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
-                return losses()
-
-        sizes = [p.numel() for p in self.parameters]
         return RecordedSum(
             self.keeper,
             self.objective,
@@ -108,8 +102,7 @@ class _Case:
             piece=self.rows,
             examples=2048,
             randomness=Randomness(),
-            around=around,
-            split=lambda total: [part.view_as(p) for part, p in zip(total.split(sizes), self.parameters, strict=True)],
+            autocast=half,
         )
 
     def public_step(self) -> Callable[[], object]:
@@ -136,9 +129,9 @@ def _parts(settings: RapidSettings, rows: int, device: torch.device) -> dict[str
     def pieces(half: bool) -> float:
         recorded = case.recorded(half)
         for _ in range(2):
-            recorded.add(case.positions(), everyone)
+            recorded.clipped_sum(case.positions(), everyone)
         # the time of the preparation, which is part of it, is measured by itself
-        return timed(lambda: recorded.add(case.positions(), everyone)) - data
+        return timed(lambda: recorded.clipped_sum(case.positions(), everyone)) - data
 
     data = timed(lambda: case.objective.prepare(case.positions()))
     found = {"data": data, "sum": pieces(False)}

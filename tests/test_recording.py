@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests_support import traced
 from torch import Tensor
 
 from rapid.recording import OFF, Recorder, Work, padded_rows, records
@@ -16,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 class Kernels:
-    """Captures work as a graph of kernels would: the function itself is called once for each recording."""
+    """Captures work as a graph of kernels would: the function is called once, and its operations are replayed."""
 
     def __init__(self, *, fails: bool = False) -> None:
         self.captured = self.replayed = 0
@@ -26,10 +28,11 @@ class Kernels:
         if self._fails:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.captured += 1
+        operations = traced(work)
 
         def replay() -> Sequence[Tensor]:
             self.replayed += 1
-            return work()
+            return operations()
 
         return replay
 
@@ -73,9 +76,41 @@ def test_dtypes_are_recorded_apart() -> None:
 
 def test_what_cannot_be_recorded_is_called() -> None:
     recorder = Recorder(doubled, CPU, Kernels(fails=True))
-    for _ in range(3):
+    for step in range(4):
         x, y = torch.randn(2, 3, 4)
-        assert torch.equal(recorder(x, y)[0], 2 * x + y)
+        with pytest.warns(UserWarning, match="not recorded.*capturing") if step == 1 else nullcontext():
+            assert torch.equal(recorder(x, y)[0], 2 * x + y)
+    assert recorder.recordings == 0
+
+
+def test_recordings_make_room() -> None:
+    """A batch of a new size, for which there is too little memory beside them, is tried again without them."""
+    full = True
+
+    def hungry(x: Tensor) -> list[Tensor]:
+        if len(x) == 5 and full and recorder.recordings:
+            raise torch.OutOfMemoryError("out of memory")
+        return [x + 1]
+
+    recorder = Recorder(hungry, CPU, Kernels())
+    for rows in (3, 3, 5, 5, 3):
+        assert torch.equal(recorder(torch.ones(rows))[0], torch.full((rows,), 2.0))
+    with pytest.raises(torch.OutOfMemoryError):
+        Recorder(too_large, CPU, Kernels())(torch.ones(1))
+
+
+def too_large(x: Tensor) -> list[Tensor]:
+    raise torch.OutOfMemoryError("out of memory")
+
+
+def test_numbers_of_the_host_stay_as_they_were() -> None:
+    """That is how recordings are: what they are made of must not depend on such numbers."""
+    factor = 2.0
+    recorder = Recorder(lambda x: [factor * x], CPU, Kernels())
+    for _ in range(2):
+        recorder(torch.ones(1))
+    factor = 3.0
+    assert recorder(torch.ones(1))[0].tolist() == [2]
 
 
 def test_an_error_of_the_function_is_not_hidden() -> None:

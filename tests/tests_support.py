@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,12 @@ from numpy.typing import ArrayLike
 from prometheus_client.parser import text_string_to_metric_families
 from tests_process import run
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from rapid.bundle import Bundle
 from rapid.bundle.networks import open_networks
 from rapid.data import ImageSet
+from rapid.recording import Work
 from rapid.sampling.generator import Generator
 from rapid.training.loss import Loss
 
@@ -54,6 +56,17 @@ def whole(loss: Callable[[torch.Generator], Tensor]) -> Loss:
         return [torch.tensor(generator.initial_seed())]
 
     return Loss(draw, lambda seed: loss(torch.Generator().manual_seed(int(seed))))
+
+
+def traced(work: Work) -> Work:
+    """Work that repeats the operations on tensors which `work` does now, whatever its Python would do then."""
+    operations = make_fx(lambda: list(work()))()
+
+    def replay() -> Sequence[Tensor]:
+        with torch.no_grad():
+            return operations()
+
+    return replay
 
 
 def assert_same_images(found: ArrayLike, expected: ArrayLike) -> None:

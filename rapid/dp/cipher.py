@@ -6,6 +6,7 @@ cannot be compiled, from integer operations on tensors.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -136,14 +137,17 @@ def compiled_kernel(device: torch.device) -> Callable[..., tuple[Tensor, ...]] |
     """The compiled kernel; None on devices that are not CUDA, or where it cannot be compiled or gives other bits."""
     if device.type != "cuda":
         return None
-    kernel: Callable[..., tuple[Tensor, ...]] = torch.cuda.jiterator._create_multi_output_jit_fn(
-        KERNEL, num_outputs=WORDS, k0=0, k1=0, k2=0, k3=0
-    )
     try:
-        first, key = BLOCKS - 3, bytes(range(KEY_BYTES))
-        known = key_stream_blocks(key, first, 3, device)
-        return kernel if torch.equal(_compiled_blocks(kernel, key, first, 3, device), known) else None
-    except RuntimeError:
+        kernel: Callable[..., tuple[Tensor, ...]] = torch.cuda.jiterator._create_multi_output_jit_fn(
+            KERNEL, num_outputs=WORDS, k0=0, k1=0, k2=0, k3=0
+        )
+        key = os.urandom(KEY_BYTES)
+        same = all(
+            torch.equal(_compiled_blocks(kernel, key, first, 3, device), key_stream_blocks(key, first, 3, device))
+            for first in (0, BLOCKS - 3)
+        )
+        return kernel if same else None
+    except (RuntimeError, AttributeError, TypeError):
         return None
 
 

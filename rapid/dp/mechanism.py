@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rapid.dp.correlation import Correlation, coefficients, deal
 from rapid.dp.gradients import BookKeeper
-from rapid.dp.objective import Objective
+from rapid.dp.objective import Objective, Whole
 from rapid.dp.padding import PaddedBatch, pad, padded_size
 from rapid.dp.randomness import Randomness
 from rapid.dp.recorded_sum import RecordedSum
@@ -82,7 +82,7 @@ class PrivateMechanism:
         self._steps_taken = steps_taken
         self._keeper = BookKeeper(network)
         self._device = self._keeper.parameters[0].device
-        self._losses = losses
+        self._objective = losses if isinstance(losses, Objective) else Whole(losses)
         self._physical_batch = physical_batch
         self._autocast = autocast
         self._ranks = ranks or Ranks()
@@ -129,7 +129,7 @@ class PrivateMechanism:
         self._ranks.all_reduce(total)
         if self._correlation is not None:
             total = self._correlation.decode(total)
-        return self._split(total.div_(self._spec.expected_batch).float())
+        return self._keeper.split(total.div_(self._spec.expected_batch).float())
 
     def _draw_batch(self) -> Tensor:
         """Poisson sample of this rank's part: each position independently with probability sample_rate; int64 (n,).
@@ -167,32 +167,36 @@ class PrivateMechanism:
         """
         total: list[Tensor] = []
 
-        def sums() -> list[Tensor]:
+        def whole() -> Tensor:
+            # not before the first backward pass, whose memory is free again by then
             if not total:
-                size = sum(p.numel() for p in self.parameters)
-                total.append(torch.zeros(size, dtype=torch.float64, device=self._device))
-            return self._split(total[0])
+                total.append(self._keeper.empty_sum())
+            return total[0]
 
         draws, clip_norm = self._spec.multiplicity, self._spec.clip_norm
-        if self._recorded is not None:
-            total.append(self._recorded.total.zero_())
         counts = torch.ones(len(indices), dtype=torch.bool) if drawn is None else drawn
         for piece, counted in zip(indices.split(self._piece), counts.split(self._piece), strict=True):
             rows = piece.repeat_interleave(draws)
             if len(piece) == 0:
                 continue
             if self._recorded is not None:
-                self._recorded.add(piece, counted)
-                continue
-            if draws <= self._physical_batch:
+                added = self._recorded.clipped_sum(piece, counted)
+                whole().add_(added)
+            elif draws <= self._physical_batch:
                 self._keeper.clipped_sum(
-                    partial(self._run, rows), len(piece), clip_norm, multiplicity=draws, counted=counted, into=sums
+                    partial(self._run, rows),
+                    len(piece),
+                    clip_norm,
+                    multiplicity=draws,
+                    counted=counted,
+                    into=lambda: self._keeper.split(whole()),
                 )
             else:
                 runs = [(partial(self._run, part), len(part)) for part in rows.split(self._physical_batch)]
-                self._keeper.clipped_one(runs, clip_norm, multiplicity=draws, counted=counted, into=sums)
-        sums()
-        return total[0]
+                self._keeper.clipped_one(
+                    runs, clip_norm, multiplicity=draws, counted=counted, into=lambda: self._keeper.split(whole())
+                )
+        return whole()
 
     def _add_noise(self, total: Tensor) -> None:
         """Add noise to this rank's share of the sum, in place, and set the rest to zero: one share for each rank."""
@@ -206,27 +210,16 @@ class PrivateMechanism:
         """What replays the sums; None if the book-keeper needs the host in each step."""
         if not self._keeper.recordable or self._spec.multiplicity > self._physical_batch:
             return None
-        assert isinstance(self._losses, Objective)
         return RecordedSum(
             self._keeper,
-            self._losses,
+            self._objective,
             self._spec,
             piece=self._piece,
             examples=self._examples,
             randomness=self._randomness,
-            around=self._autocasting,
-            split=self._split,
+            autocast=self._autocast,
         )
 
     def _run(self, indices: Tensor) -> Tensor:
-        return self._autocasting(lambda: self._losses(indices))
-
-    def _autocasting(self, losses: Callable[[], Tensor]) -> Tensor:
-        # without autocast's cache each use of a weight appears in the graph, where the book-keeper counts it
-        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast, cache_enabled=False):
-            return losses()
-
-    def _split(self, total: Tensor) -> list[Tensor]:
-        """Views of a vector in the shapes of the parameters."""
-        pieces = total.split([p.numel() for p in self.parameters])
-        return [piece.view_as(p) for piece, p in zip(pieces, self.parameters, strict=True)]
+        prepared = self._objective.prepare(indices)
+        return self._objective.computed(prepared, self._device, autocast=self._autocast)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 
@@ -16,9 +17,10 @@ class Objective(ABC):
 
     @abstractmethod
     def prepare(self, *rows: Tensor) -> Sequence[Tensor]:
-        """What the losses are computed from, n rows each, on the device of the network.
+        """What the losses are computed from, n rows each, on the device of the network, without gradients.
 
-        Everything that the trained network has no part in: draws, views, retrieval, copies to the device.
+        Everything that the trained network has no part in: draws, views, retrieval, copies to the device. Some of the
+        rows may be padding, which counts as zero.
 
         Args:
             rows: of the private tensors, (n, ...) each.
@@ -28,12 +30,35 @@ class Objective(ABC):
     def compute(self, *prepared: Tensor) -> Tensor:
         """Losses, float (n,), of what was prepared, by the network.
 
-        By the shapes alone it always does the same, and all of it on the device; see `rapid.recording.Recorder`.
+        By the shapes alone it always does the same, and all of it on the device: on a GPU its kernels are recorded, and
+        what it reads in Python stays as it was then. Tensors that it reads must stay where they are and outlive the
+        training; see `rapid.recording.Recorder`.
         """
 
     def __call__(self, *rows: Tensor) -> Tensor:
         """Losses of rows, float (n,)."""
         return self.compute(*self.prepare(*rows))
+
+    def computed(self, prepared: Sequence[Tensor], device: torch.device, *, autocast: bool) -> Tensor:
+        """`compute` with a network on a device, in bfloat16 if `autocast` says so."""
+        # without autocast's cache each use of a weight appears in the graph, where the book-keeper counts it
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast, cache_enabled=False):
+            return self.compute(*prepared)
+
+
+class Whole(Objective):
+    """Losses that are in one part, such as those of an audit: a function of rows, never recorded."""
+
+    def __init__(self, losses: Callable[..., Tensor]) -> None:
+        self._losses = losses
+
+    def prepare(self, *rows: Tensor) -> Sequence[Tensor]:
+        """The rows."""
+        return rows
+
+    def compute(self, *prepared: Tensor) -> Tensor:
+        """See `Objective`."""
+        return self._losses(*prepared)
 
 
 class Selected(Objective):

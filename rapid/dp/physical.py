@@ -7,6 +7,7 @@ have is private. What is released does not depend on it; how long a step takes d
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 import weakref
@@ -21,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rapid.dp.gradients import BookKeeper
+from rapid.dp.objective import Objective, Whole
 from rapid.dp.releases import DpSgdSpec
 from rapid.dp.rows import PrivateTensor, Rows, black
 from rapid.recording import records
@@ -56,14 +58,25 @@ def measured_physical_batch(
         keeper = BookKeeper(network)
     device = keeper.parameters[0].device
 
+    objective = losses if isinstance(losses, Objective) else Whole(losses)
+
     def step(examples: int) -> None:
-        rows = black(data, examples * spec.multiplicity)
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast, cache_enabled=False):
-            keeper.clipped_sum(lambda: losses(*rows), examples, spec.clip_norm, multiplicity=spec.multiplicity)
+        prepared = objective.prepare(*black(data, examples * spec.multiplicity))
+        keeper.clipped_sum(
+            lambda: objective.computed(prepared, device, autocast=autocast),
+            examples,
+            spec.clip_norm,
+            multiplicity=spec.multiplicity,
+        )
+
+    if device.type == "cuda":
+        # recordings of earlier trainings
+        gc.collect()
+        torch.cuda.empty_cache()
 
     step(FEW)  # what is allocated once, such as workspaces, does not count
     # recorded kernels keep their memory while a batch of another size is computed without them
-    held = 2 if records(device) else 1
+    held = 2 if isinstance(losses, Objective) and keeper.recordable and records(device) else 1
     return fitting_batch(
         lambda examples: peak_bytes(lambda: step(examples), device),
         available_bytes(device) // held,

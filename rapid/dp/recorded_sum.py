@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from rapid.dp.gradients import BookKeeper
@@ -19,24 +18,21 @@ SIZES = 8
 
 
 class RecordedSum:
-    """The sum of the clipped gradients of pieces of a batch; the same as `BookKeeper.clipped_sum` of each.
+    """The sum of the clipped gradients of a piece of a batch; the same as that of `BookKeeper.clipped_sum`.
 
     Recording changes nothing in the guarantee: the recorded kernels clip each example and add them up, whatever the
-    numbers are that they are replayed with. The book-keeper's checks are made each time that it records.
+    numbers are that they are replayed with. The book-keeper's checks are made when a size comes first, and when it is
+    recorded.
 
     Args:
-        keeper: of the network.
+        keeper: of the network; all its layers have rules.
         objective: its arguments are positions, int64 (rows,).
         spec: multiplicity and clip norm.
         piece: most examples at a time.
         examples: number of examples that the padding is taken from; it counts as zero.
         randomness: of the padding, secret.
-        around: runs the losses, such as within autocast.
-        split: a vector as views in the shapes of the parameters.
+        autocast: run the network in bfloat16.
         capture: see `Recorder`.
-
-    Attributes:
-        total: the sum, float64, all parameters in one vector. Private: it has no noise.
     """
 
     def __init__(
@@ -48,40 +44,46 @@ class RecordedSum:
         piece: int,
         examples: int,
         randomness: Randomness,
-        around: Callable[[Callable[[], Tensor]], Tensor],
-        split: Callable[[Tensor], list[Tensor]],
+        autocast: bool = False,
         capture: Capture | None = None,
     ) -> None:
-        self._keeper, self._objective, self._spec = keeper, objective, spec
-        self._examples, self._randomness = examples, randomness
-        self._around = around
-        first = keeper.parameters[0]
-        self.total = torch.zeros(sum(p.numel() for p in keeper.parameters), dtype=torch.float64, device=first.device)
-        self._parts: Sequence[Tensor] = split(self.total)
+        self._objective, self._spec = objective, spec
+        self._piece, self._examples, self._randomness = piece, examples, randomness
         self._step = -(-piece // SIZES)
-        self._recorder = Recorder(self._sum, first.device, capture)
+        self._device = device = keeper.parameters[0].device
 
-    def add(self, positions: Tensor, counted: Tensor) -> None:
-        """Add the clipped gradients of examples to the sum.
+        # not a method: it would keep this object and its recordings alive
+        def clipped(counted: Tensor, *prepared: Tensor) -> Sequence[Tensor]:
+            total = keeper.empty_sum()
+            keeper.clipped_sum(
+                lambda: objective.computed(prepared, device, autocast=autocast),
+                len(counted),
+                spec.clip_norm,
+                multiplicity=spec.multiplicity,
+                counted=counted,
+                into=lambda: keeper.split(total),
+            )
+            return [total]
+
+        self._recorder = Recorder(clipped, self._device, capture)
+
+    @property
+    def recordings(self) -> int:
+        """Number of sizes that are replayed."""
+        return self._recorder.recordings
+
+    def clipped_sum(self, positions: Tensor, counted: Tensor) -> Tensor:
+        """The sum of the clipped gradients of examples, float64, all parameters in one vector. Private: without noise.
 
         Args:
-            positions: int64 (n,), n >= 1, on the CPU.
+            positions: int64 (n,), 1 <= n <= piece, on the CPU.
             counted: bool (n,), on the CPU; false for examples that add nothing.
         """
         count = len(positions)
-        filled = pad(positions, self._examples, -(-count // self._step) * self._step, 1, self._randomness)
+        size = min(self._piece, -(-count // self._step) * self._step)
+        filled = pad(positions, self._examples, size, 1, self._randomness)
         used = filled.drawn
         used[:count] &= counted
         prepared = self._objective.prepare(filled.indices.repeat_interleave(self._spec.multiplicity))
-        self._recorder(used.to(self.total.device, non_blocking=True), *prepared)
-
-    def _sum(self, counted: Tensor, *prepared: Tensor) -> Sequence[Tensor]:
-        self._keeper.clipped_sum(
-            lambda: self._around(lambda: self._objective.compute(*prepared)),
-            len(counted),
-            self._spec.clip_norm,
-            multiplicity=self._spec.multiplicity,
-            counted=counted,
-            into=lambda: list(self._parts),
-        )
-        return []
+        (total,) = self._recorder(used.to(self._device, non_blocking=True), *prepared)
+        return total

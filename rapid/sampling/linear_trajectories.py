@@ -245,9 +245,11 @@ class LinearTrajectories:
         if self._capture is None and not records(x.device):
             return self._model.predict(network, x, t, labels)
         if network not in self._recorders:
+            model = self._model
 
+            # it keeps the model alive, not this object and its recordings
             def predict(x: Tensor, t: Tensor, labels: Tensor | None = None) -> Sequence[Tensor]:
-                return [self._model.predict(network, x, t, labels)]
+                return [model.predict(network, x, t, labels)]
 
             self._recorders[network] = Recorder(predict, x.device, self._capture)
         count = len(x)

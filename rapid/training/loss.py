@@ -45,20 +45,28 @@ class LossGradient:
     def __init__(
         self, loss: Loss, parameters: Sequence[Tensor], precision: str, capture: Capture | None = None
     ) -> None:
-        self._loss, self._parameters, self._precision = loss, parameters, precision
-        self._device = parameters[0].device
-        self._used: list[bool] = []
-        self._recorder = None if loss.exchanges else Recorder(self._computed, self._device, capture)
+        device = parameters[0].device
+        # by the shapes of a batch; what is replayed does not tell
+        self._used = used = dict[tuple[torch.Size, ...], list[bool]]()
+
+        # not a method: it would keep this object and its recordings alive
+        def computed(*batch: Tensor) -> list[Tensor]:
+            with autocast(precision, device):
+                value = loss.value(*batch)
+            gradients = torch.autograd.grad(value, list(parameters), allow_unused=True)
+            used[_shapes(batch)] = [gradient is not None for gradient in gradients]
+            return [value.detach(), *(gradient for gradient in gradients if gradient is not None)]
+
+        self._gradients: Callable[..., Sequence[Tensor]] = computed
+        if not loss.exchanges:
+            self._gradients = Recorder(computed, device, capture)
 
     def __call__(self, batch: Sequence[Tensor]) -> tuple[Tensor, list[Tensor | None]]:
         """The loss of a batch, a scalar without a graph, and a gradient for each parameter; None if it is not used."""
-        value, *found = (self._recorder or self._computed)(*batch)
+        value, *found = self._gradients(*batch)
         gradients = iter(found)
-        return value, [next(gradients) if used else None for used in self._used]
+        return value, [next(gradients) if used else None for used in self._used[_shapes(batch)]]
 
-    def _computed(self, *batch: Tensor) -> list[Tensor]:
-        with autocast(self._precision, self._device):
-            value = self._loss.value(*batch)
-        gradients = torch.autograd.grad(value, list(self._parameters), allow_unused=True)
-        self._used = [gradient is not None for gradient in gradients]
-        return [value.detach(), *(gradient for gradient in gradients if gradient is not None)]
+
+def _shapes(batch: Sequence[Tensor]) -> tuple[torch.Size, ...]:
+    return tuple(tensor.shape for tensor in batch)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from device import flows
+from device import flows, recorded
 from device.child import on_device
 from methods.tiny import TINY
 from safetensors.torch import load_file
@@ -131,3 +132,27 @@ def test_a_classifier_warms_up_and_mixes_in_public_gradients(tmp_path: Path, let
     on_device(flows.build, letters, tmp_path / "base", settings, 1)
     found = on_device(flows.train, tmp_path / "base", letters, tmp_path / "private", settings)
     np.testing.assert_allclose(found, flows.sample(CPU, tmp_path / "private", [], len(found)), atol=1e-5)
+
+
+def recorded_without_waits(*arguments: Any) -> Any:
+    found, captured, waits = on_device(recorded.run, *arguments)
+    assert captured > 0
+    assert waits == []
+    return found
+
+
+@pytest.mark.parametrize("method", ["rapid", *sorted(TINY)])
+def test_what_is_recorded_does_not_wait_for_the_host(
+    tmp_path: Path, letters: Path, digits: Path, tiny_settings: RapidSettings, method: str
+) -> None:
+    """Public and private trainings and sampling, with as many steps as it takes until sizes come again."""
+    settings, base = tiny_settings, tmp_path / "base"
+    if method != "rapid":
+        tiny = TINY[method]
+        settings = apply_overrides(tiny["settings"] | (tiny["public"] or {}) | {"method": method}, [])
+    settings = changed(settings, ["private.steps=6"])
+    built = method == "rapid" or TINY[method]["public"] is not None
+    if built:
+        recorded_without_waits(flows.build, letters, base, settings)
+    found = recorded_without_waits(flows.train, base if built else None, digits, tmp_path / "private", settings)
+    assert_same_images(found, flows.sample(CPU, tmp_path / "private", [], len(found)))

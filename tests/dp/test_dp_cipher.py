@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import struct
+import subprocess
+
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rapid.dp.cipher import BLOCKS, LEAST_SHARE, KeyStream, key_stream_blocks
+from rapid.dp.cipher import BLOCKS, KERNEL, LEAST_SHARE, KeyStream, key_stream_blocks
 
 CPU = torch.device("cpu")
 VECTORS = (
@@ -78,3 +83,33 @@ def test_what_is_no_part_of_a_stream_is_refused() -> None:
             KeyStream(bytes(32)).words(first, count)
     with pytest.raises(ValueError, match="32 bytes"):
         KeyStream(bytes(31))
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kernel of GPUs, compiled for this processor."""
+    if (compiler := shutil.which("g++")) is None:
+        pytest.skip("needs a C++ compiler")
+    folder = tmp_path_factory.mktemp("kernel")
+    (folder / "kernel.cpp").write_text(
+        f"#include <cstdio>\n#include <cstdlib>\n{KERNEL}\n"
+        "int main(int, char** given) {\n"
+        "    long long a[5], w[8];\n"
+        "    for (int i = 0; i < 5; ++i) a[i] = strtoll(given[i + 1], nullptr, 10);\n"
+        "    key_stream<long long>(a[0], a[1], a[2], a[3], a[4], w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);\n"
+        '    for (long long word : w) printf("%lld\\n", word);\n'
+        "}\n"
+    )
+    run = [compiler, "-std=c++17", "-Wall", "-Werror", "-o", "kernel", "kernel.cpp"]
+    subprocess.run(run, cwd=folder, check=True, timeout=60)
+    return folder / "kernel"
+
+
+@pytest.mark.parametrize("block", [0, 1, 12_345, (1 << 31) - 1, 1 << 31, BLOCKS - 1])
+def test_the_kernel_of_gpus_has_the_bits_of_the_library(kernel: Path, block: int) -> None:
+    for _ in range(5):
+        key = os.urandom(32)
+        words = [str(word) for word in struct.unpack("<4q", key)]
+        told = subprocess.run([kernel, str(block), *words], capture_output=True, text=True, check=True, timeout=60)
+        expected = np.frombuffer(KeyStream(key).read(block, 64), np.int64)
+        assert [int(line) for line in told.stdout.split()] == expected.tolist()

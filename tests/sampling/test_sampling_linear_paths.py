@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests_support import traced
 from torch import Tensor
 
 from rapid.diffusion.samplers import SAMPLERS, Churn, Path, SamplerName
@@ -72,7 +73,7 @@ def test_rows_do_not_depend_on_their_batch(
 ) -> None:
     """Recorded calls are run again on a CPU, with their padding."""
     model = Model(sampler)
-    trajectories = LinearTrajectories(model, (lambda work: work) if recorded else None)
+    trajectories = LinearTrajectories(model, traced if recorded else None)
     choices: list[int | None] = [None, 1, 2, 7]
     steps = {number: data.draw(st.sampled_from(choices)) for number in range(8)}
     row_of: dict[int, int] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests_support import traced
 from torch import Tensor, nn
 
 from rapid.recording import Capture
@@ -24,7 +25,7 @@ class Task:
         )
 
 
-@pytest.mark.parametrize("capture", [None, lambda work: work], ids=["called", "recorded"])
+@pytest.mark.parametrize("capture", [None, traced], ids=["called", "recorded"])
 def test_it_is_the_gradient_of_autograd_at_the_weights_of_now(capture: Capture | None) -> None:
     task = Task()
     gradient = LossGradient(task.loss, task.parameters, "float32", capture)

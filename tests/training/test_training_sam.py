@@ -19,12 +19,12 @@ from rapid.training.public import train
 from rapid.training.sam import Gradient, backward_sharp
 
 
-@settings(max_examples=20)
 def gradient_of(loss: Callable[[], Tensor], parameters: list[Tensor]) -> Gradient:
     gradient = LossGradient(Loss(lambda _: [], loss), parameters, "float32")
     return lambda: gradient([])
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 10_000), st.sampled_from([0.01, 0.05, 0.5]))
 def test_a_step_is_two_plain_gradients(seed: int, rho: float) -> None:
     """f(w) = sum of a w^4 / 4 + b w: its gradient a w^3 + b is written down in numpy, twice."""

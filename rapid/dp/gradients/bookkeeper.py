@@ -83,6 +83,16 @@ class BookKeeper:
         """Whether sums need no decision of the host: all layers have rules."""
         return all(layer.registered is not None for layer in self._layers.values())
 
+    def empty_sum(self) -> Tensor:
+        """Zeros for a sum, float64, all of `self.parameters` in one vector."""
+        size, device = sum(p.numel() for p in self.parameters), self.parameters[0].device
+        return torch.zeros(size, dtype=torch.float64, device=device)
+
+    def split(self, total: Tensor) -> list[Tensor]:
+        """Views of such a vector in the shapes of the parameters."""
+        pieces = total.split([p.numel() for p in self.parameters])
+        return [piece.view_as(p) for piece, p in zip(pieces, self.parameters, strict=True)]
+
     def zeros(self) -> list[Tensor]:
         """Zeros for sums, one float64 tensor for each of `self.parameters`."""
         return [torch.zeros_like(p, dtype=torch.float64, requires_grad=False) for p in self.parameters]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple, Self
 
 import torch
@@ -331,7 +331,7 @@ class _Shift(NamedTuple):
         return total.flatten(1)
 
 
-@lru_cache(maxsize=256)
+@cache
 def _shift_matrix(shift: _Shift, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The map of `_Shift.slices` as a matrix: faster than many slices for small images."""
     return shift.slices(torch.eye(size, dtype=dtype)).to(device)

@@ -130,9 +130,11 @@ def _latents(pixels: NDArray[np.uint8], image: Tree) -> tuple[Tree, Tensor, str]
     for side in (side for side in SIDES if size % side == 0):
         tree, latents, psnr = _components(pixels, size // side)
         count, name = tree["latent_channels"], f"{side}x{side}"
-        if count <= MOST_CHANNELS or side == size:
-            break
         passed.append(f"{name} need {count} channels")
+        if count <= MOST_CHANNELS:
+            break
+    # the last one is chosen, if none has few enough
+    passed.pop()
     line = f"latents: {name}, {count} principal components of {size // side}x{size // side} pixels; "
     return tree, latents, "; ".join([f"{line}{psnr:.1f} dB on held-out public images", *passed])
 

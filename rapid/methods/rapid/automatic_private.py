@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rapid.data.units import ONE_IMAGE
 from rapid.dp.access import PublicFacts
 from rapid.dp.accounting import single_noise_multiplier
 from rapid.dp.gradients import BookKeeper
@@ -76,7 +77,8 @@ def choose_private(settings: RapidSettings, facts: PublicFacts, epsilon: float, 
         "clip_norm": 0.3,
         "learning_rate": 2e-3,
         "ema_decay": round(max(0.9, 1 - 5 / steps), 4),
-        "physical_batch": "auto",
+        # with people as units it would depend on how many images there are, which is private
+        "physical_batch": "auto" if facts.unit == ONE_IMAGE else settings.private.physical_batch,
         "moments": moments,
     }
     if distillation:
