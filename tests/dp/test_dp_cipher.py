@@ -6,7 +6,9 @@ import os
 import shutil
 import struct
 import subprocess
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
