@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ OFF = "RAPID_CUDA_GRAPHS"
 """Environment variable: 0 switches recordings off."""
 SIZES = 4
 """Sizes of batches between one power of two and the next; at most a quarter of a batch is padding."""
+MOST_DROPS = 3
+"""How often recordings make room for what does not fit beside them, until nothing is recorded any more."""
 
 
 class Recorder:
@@ -43,8 +46,10 @@ class Recorder:
     def __init__(self, function: Callable[..., Results], device: torch.device, capture: Capture | None = None) -> None:
         self._function = function
         self._device = device
-        self._capture = capture or (cuda_graphs(device) if records(device) else None)
+        self._graphs = capture is None and records(device)
+        self._capture = cuda_graphs(device) if self._graphs else capture
         self._held: dict[tuple[object, ...], tuple[Results, Work] | None] = {}
+        self._dropped = 0
 
     @property
     def recordings(self) -> int:
@@ -56,9 +61,19 @@ class Recorder:
         if self._capture is None or any(argument.device != self._device for argument in arguments):
             return self._function(*arguments)
         key = tuple((argument.shape, argument.dtype) for argument in arguments)
+        try:
+            return self._results(key, arguments)
+        except torch.OutOfMemoryError:
+            if not self.recordings:
+                raise
+        # what is recorded makes room
+        self._forget()
+        return self._function(*arguments)
+
+    def _results(self, key: tuple[object, ...], arguments: Sequence[Tensor]) -> Results:
         if key not in self._held:
             # what is made once, such as workspaces and tables, is made now
-            result = self._called(arguments)
+            result = self._function(*arguments)
             self._held[key] = None
             return result
         if (held := self._held[key] or self._recorded(arguments)) is None:
@@ -70,16 +85,6 @@ class Recorder:
         # their places are written anew by the next call
         return [result.clone() for result in replay()]
 
-    def _called(self, arguments: Sequence[Tensor]) -> Results:
-        """The results without recording; what is recorded makes room if there is too little memory."""
-        try:
-            return self._function(*arguments)
-        except torch.OutOfMemoryError:
-            if not self.recordings:
-                raise
-        self._forget()
-        return self._function(*arguments)
-
     def _recorded(self, arguments: Sequence[Tensor]) -> tuple[Results, Work] | None:
         """Places of arguments, and what computes the results of what lies there; None from the first failure on."""
         assert self._capture is not None
@@ -88,15 +93,22 @@ class Recorder:
             return places, self._capture(lambda: self._function(*places))
         except RuntimeError as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        warnings.warn(f"kernels are not recorded, which is slower: {reason}", stacklevel=4)
-        self._capture = None
+            crowded = isinstance(error, torch.OutOfMemoryError) and self.recordings > 0
         self._forget()
+        if not crowded:
+            self._capture = None
+            warnings.warn(f"kernels are not recorded, which is slower: {reason}", stacklevel=5)
         return None
 
     def _forget(self) -> None:
+        """Drop all recordings; what is recorded later has memory of its own, but not again and again."""
         self._held.clear()
-        if self._device.type == "cuda":
+        self._dropped += 1
+        if self._graphs:
             torch.cuda.empty_cache()
+            self._capture = cuda_graphs(self._device)
+        if self._dropped > MOST_DROPS:
+            self._capture = None
 
 
 def records(device: torch.device) -> bool:
@@ -112,8 +124,7 @@ def padded_rows(count: int) -> int:
 
 def cuda_graphs(device: torch.device) -> Capture:
     """Capture as CUDA graphs that share their memory: they never run at a time, and results are copied at once."""
-    pool = torch.cuda.graph_pool_handle()
-    stream = torch.cuda.Stream(device)
+    pool, stream = torch.cuda.graph_pool_handle(), _stream(device)
 
     def capture(work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
@@ -133,3 +144,9 @@ def cuda_graphs(device: torch.device) -> Capture:
         return replay
 
     return capture
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all recordings on a device: each stream would keep workspaces of its own."""
+    return torch.cuda.Stream(device)

@@ -88,6 +88,7 @@ CHECKS: dict[str, Check] = {
     "clipped sums, cross-attention": privacy.sums("cross-attention"),
     "replayed sums": privacy.replayed("embedding"),
     "replayed sums, cross-attention": privacy.replayed("cross-attention"),
+    "recordings that fail": privacy.failed_recording,
     "norm of one example": privacy.norms,
     "not finite": privacy.not_finite,
     "noise": privacy.noise,

@@ -6,12 +6,13 @@ import copy
 import hashlib
 import math
 import os
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
-from checks import Check, Outcome, Setup, require
+from checks import Check, Outcome, Setup, Skipped, require
 from scipy import stats
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ from rapid.dp.randomness import DeviceRandomness, Randomness
 from rapid.dp.recorded_sum import RecordedSum
 from rapid.methods import load_settings
 from rapid.nn import Denoiser
+from rapid.recording import Recorder
 
 CLIP_NORM = 0.1
 TOLERANCE = {"cpu": 1e-3, "cuda": 5e-3}
@@ -180,6 +182,34 @@ def replayed(kind: str) -> Check:
         return line, {"largest": largest}
 
     return check
+
+
+def failed_recording(setup: Setup) -> Outcome:
+    """After work that cannot be recorded, and after recordings were dropped, the device draws and records as before."""
+    if setup.name != "cuda":
+        raise Skipped("only a GPU records")
+    device = setup.device
+
+    def waits(x: Tensor) -> list[Tensor]:
+        return [x * float(x.sum().item())]
+
+    x = torch.ones(3, device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        recorder = Recorder(waits, device)
+        for _ in range(3):
+            require(recorder(x)[0].tolist() == [3, 3, 3], "work that waits for the host gives other numbers")
+    require(recorder.recordings == 0, "work that waits for the host was recorded")
+    torch.randn(2, device=device)
+    other = Recorder(lambda x: [x @ x.T + 1], device)
+    for again in range(2):
+        for rows in (2, 2, 4, 4, 4):
+            x = torch.randn(rows, 8, device=device)
+            gap = float((other(x)[0] - x @ x.T - 1).abs().max())
+            require(gap < TOLERANCE[setup.name], f"other work gives other numbers afterwards: {gap:.1e}")
+        require(other.recordings == 2, f"{other.recordings} of 2 sizes were recorded, round {again + 1}")
+        other._forget()
+    return "what waits for the host is not recorded; other work is, also after recordings were dropped", {}
 
 
 def norms(setup: Setup) -> Outcome:

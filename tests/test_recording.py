@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests_support import traced
 from torch import Tensor
 
-from rapid.recording import OFF, Recorder, Work, padded_rows, records
+from rapid.recording import MOST_DROPS, OFF, Recorder, Work, padded_rows, records
 
 CPU = torch.device("cpu")
 
@@ -92,9 +92,13 @@ def test_recordings_make_room() -> None:
             raise torch.OutOfMemoryError("out of memory")
         return [x + 1]
 
-    recorder = Recorder(hungry, CPU, Kernels())
-    for rows in (3, 3, 5, 5, 3):
-        assert torch.equal(recorder(torch.ones(rows))[0], torch.full((rows,), 2.0))
+    kernels = Kernels()
+    recorder = Recorder(hungry, CPU, kernels)
+    for _ in range(8):
+        for rows in (3, 3, 3, 5, 5):
+            assert torch.equal(recorder(torch.ones(rows))[0], torch.full((rows,), 2.0))
+    # what comes in turn must not be recorded for ever
+    assert kernels.captured <= 2 * MOST_DROPS + 2
     with pytest.raises(torch.OutOfMemoryError):
         Recorder(too_large, CPU, Kernels())(torch.ones(1))
 

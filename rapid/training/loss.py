@@ -47,14 +47,14 @@ class LossGradient:
     ) -> None:
         device = parameters[0].device
         # by the shapes of a batch; what is replayed does not tell
-        self._used = used = dict[tuple[torch.Size, ...], list[bool]]()
+        self._used = used = dict[tuple[object, ...], list[bool]]()
 
         # not a method: it would keep this object and its recordings alive
         def computed(*batch: Tensor) -> list[Tensor]:
             with autocast(precision, device):
                 value = loss.value(*batch)
             gradients = torch.autograd.grad(value, list(parameters), allow_unused=True)
-            used[_shapes(batch)] = [gradient is not None for gradient in gradients]
+            used[_key(batch)] = [gradient is not None for gradient in gradients]
             return [value.detach(), *(gradient for gradient in gradients if gradient is not None)]
 
         self._gradients: Callable[..., Sequence[Tensor]] = computed
@@ -65,8 +65,9 @@ class LossGradient:
         """The loss of a batch, a scalar without a graph, and a gradient for each parameter; None if it is not used."""
         value, *found = self._gradients(*batch)
         gradients = iter(found)
-        return value, [next(gradients) if used else None for used in self._used[_shapes(batch)]]
+        return value, [next(gradients) if used else None for used in self._used[_key(batch)]]
 
 
-def _shapes(batch: Sequence[Tensor]) -> tuple[torch.Size, ...]:
-    return tuple(tensor.shape for tensor in batch)
+def _key(batch: Sequence[Tensor]) -> tuple[object, ...]:
+    """What a recording is for."""
+    return tuple((tensor.shape, tensor.dtype) for tensor in batch)
