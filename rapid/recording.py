@@ -38,9 +38,6 @@ class Recorder:
             and copies nothing from there.
         device: of all tensors; none but a CUDA device is recorded.
         capture: how, for tests; by default as a CUDA graph.
-
-    Attributes:
-        recordings: their number.
     """
 
     def __init__(self, function: Callable[..., Results], device: torch.device, capture: Capture | None = None) -> None:
@@ -53,7 +50,7 @@ class Recorder:
 
     @property
     def recordings(self) -> int:
-        """Their number."""
+        """How many shapes are replayed."""
         return sum(held is not None for held in self._held.values())
 
     def __call__(self, *arguments: Tensor) -> Results:
@@ -67,7 +64,7 @@ class Recorder:
             if not self.recordings:
                 raise
         # what is recorded makes room
-        self._forget()
+        self.forget()
         return self._function(*arguments)
 
     def _results(self, key: tuple[object, ...], arguments: Sequence[Tensor]) -> Results:
@@ -94,13 +91,13 @@ class Recorder:
         except RuntimeError as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             crowded = isinstance(error, torch.OutOfMemoryError) and self.recordings > 0
-        self._forget()
+        self.forget()
         if not crowded:
             self._capture = None
             warnings.warn(f"kernels are not recorded, which is slower: {reason}", stacklevel=5)
         return None
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Drop all recordings; what is recorded later has memory of its own, but not again and again."""
         self._held.clear()
         self._dropped += 1

@@ -208,7 +208,7 @@ def failed_recording(setup: Setup) -> Outcome:
             gap = float((other(x)[0] - x @ x.T - 1).abs().max())
             require(gap < TOLERANCE[setup.name], f"other work gives other numbers afterwards: {gap:.1e}")
         require(other.recordings == 2, f"{other.recordings} of 2 sizes were recorded, round {again + 1}")
-        other._forget()
+        other.forget()
     return "what waits for the host is not recorded; other work is, also after recordings were dropped", {}
 
 

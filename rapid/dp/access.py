@@ -21,7 +21,7 @@ from rapid.dp.attempts import Attempt
 from rapid.dp.budget import Budget
 from rapid.dp.execution import Execution
 from rapid.dp.mechanism import PrivateMechanism
-from rapid.dp.objective import Objective, Selected
+from rapid.dp.objective import Selected, as_objective
 from rapid.dp.physical import measured_physical_batch
 from rapid.dp.queries import noisy_sum
 from rapid.dp.randomness import Randomness, randomness_for
@@ -257,14 +257,10 @@ class PrivateAccess:
             trainer.network, losses, data, release.spec, autocast=how.autocast
         )
         secret = Randomness()
-
-        def taken(indices: Tensor) -> list[Tensor]:
-            return take(data, self._units.draw(indices, secret))
-
         return PrivateMechanism(
             release,
             trainer.network,
-            Selected(losses, taken) if isinstance(losses, Objective) else lambda indices: losses(*taken(indices)),
+            Selected(as_objective(losses), lambda indices: take(data, self._units.draw(indices, secret))),
             physical_batch=physical_batch,
             autocast=how.autocast,
             steps_taken=trainer.steps_done,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rapid.dp.correlation import Correlation, coefficients, deal
 from rapid.dp.gradients import BookKeeper
-from rapid.dp.objective import Objective, Whole
+from rapid.dp.objective import Objective, as_objective
 from rapid.dp.padding import PaddedBatch, pad, padded_size
 from rapid.dp.randomness import Randomness
 from rapid.dp.recorded_sum import RecordedSum
@@ -82,14 +82,14 @@ class PrivateMechanism:
         self._steps_taken = steps_taken
         self._keeper = BookKeeper(network)
         self._device = self._keeper.parameters[0].device
-        self._objective = losses if isinstance(losses, Objective) else Whole(losses)
+        self._objective = as_objective(losses)
         self._physical_batch = physical_batch
         self._autocast = autocast
         self._ranks = ranks or Ranks()
         self._examples = len(self._ranks.part(self._spec.dataset_size))
         self._randomness = randomness or Randomness()
         self._pad_batches = pad_batches
-        self._recorded = self._recording() if isinstance(losses, Objective) and records(self._device) else None
+        self._recorded = self._recording() if records(self._device) else None
         self._correlation: Correlation | None = None
         if (band := self._spec.band) > 1:
             if self._spec.round_end(steps_taken) != steps_taken:
@@ -207,8 +207,10 @@ class PrivateMechanism:
                 share.zero_()
 
     def _recording(self) -> RecordedSum | None:
-        """What replays the sums; None if the book-keeper needs the host in each step."""
-        if not self._keeper.recordable or self._spec.multiplicity > self._physical_batch:
+        """What replays the sums; None if losses or book-keeper need the host in each step."""
+        if self._spec.multiplicity > self._physical_batch:
+            return None
+        if not (self._objective.recordable and self._keeper.recordable):
             return None
         return RecordedSum(
             self._keeper,

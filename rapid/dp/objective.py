@@ -13,7 +13,12 @@ class Objective(ABC):
     """Losses of rows: row i depends only on row i of each argument.
 
     Called as a function it returns the losses of rows, float (n,).
+
+    Attributes:
+        recordable: whether `compute` keeps what is said there.
     """
+
+    recordable: bool = True
 
     @abstractmethod
     def prepare(self, *rows: Tensor) -> Sequence[Tensor]:
@@ -49,6 +54,8 @@ class Objective(ABC):
 class Whole(Objective):
     """Losses that are in one part, such as those of an audit: a function of rows, never recorded."""
 
+    recordable = False
+
     def __init__(self, losses: Callable[..., Tensor]) -> None:
         self._losses = losses
 
@@ -61,6 +68,11 @@ class Whole(Objective):
         return self._losses(*prepared)
 
 
+def as_objective(losses: Callable[..., Tensor]) -> Objective:
+    """An objective as it is, any other function of rows as one that is not recorded."""
+    return losses if isinstance(losses, Objective) else Whole(losses)
+
+
 class Selected(Objective):
     """An objective of positions: of the rows that are taken there.
 
@@ -71,6 +83,7 @@ class Selected(Objective):
 
     def __init__(self, objective: Objective, take: Callable[[Tensor], Sequence[Tensor]]) -> None:
         self._objective, self._take = objective, take
+        self.recordable = objective.recordable
 
     def prepare(self, *rows: Tensor) -> Sequence[Tensor]:
         """See `Objective`; of one tensor, the positions."""

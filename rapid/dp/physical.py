@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rapid.dp.gradients import BookKeeper
-from rapid.dp.objective import Objective, Whole
+from rapid.dp.objective import as_objective
 from rapid.dp.releases import DpSgdSpec
 from rapid.dp.rows import PrivateTensor, Rows, black
 from rapid.recording import records
@@ -58,7 +58,7 @@ def measured_physical_batch(
         keeper = BookKeeper(network)
     device = keeper.parameters[0].device
 
-    objective = losses if isinstance(losses, Objective) else Whole(losses)
+    objective = as_objective(losses)
 
     def step(examples: int) -> None:
         prepared = objective.prepare(*black(data, examples * spec.multiplicity))
@@ -76,7 +76,7 @@ def measured_physical_batch(
 
     step(FEW)  # what is allocated once, such as workspaces, does not count
     # recorded kernels keep their memory while a batch of another size is computed without them
-    held = 2 if isinstance(losses, Objective) and keeper.recordable and records(device) else 1
+    held = 2 if objective.recordable and keeper.recordable and records(device) else 1
     return fitting_batch(
         lambda examples: peak_bytes(lambda: step(examples), device),
         available_bytes(device) // held,
