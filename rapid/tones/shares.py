@@ -12,7 +12,7 @@ from rapid.tones.curve import LEVELS
 INNER = 32
 """Bins of the levels 1 to 254; black and white have bins of their own, because many images have much of both."""
 MOST_EXTREMES = 0.5
-"""Share of black and white pixels from which on images count as drawings in black and white."""
+"""Share of black and white pixels from which on private images count as drawings in black and white."""
 
 Shares = NDArray[np.float64]
 
@@ -37,14 +37,15 @@ def likely_shares(found: Shares, own: Shares, noise: float) -> Shares:
     single bins: in the proportions of `own`, corrected by as much of the difference as noise does not explain (the
     nonnegative garrote, Breiman 1995). So a difference counts at the widest scale at which it can be seen, and bins of
     which noise tells nothing stay as they are. Drawings in black and white have next to nothing between these, so there
-    the nearest distribution is nearer.
+    the nearest distribution is nearer. Whether private images are drawings is seen in `found`: a decoder may draw
+    levels near to black and white.
 
     Args:
         found: with noise, float64 (INNER + 2,).
         own: a distribution, of the same shape.
         noise: standard deviation of the noise in each share.
     """
-    if own[0] + own[-1] > MOST_EXTREMES:
+    if found[0] + found[-1] > MOST_EXTREMES:
         return nearest_distribution(found)
     return _divided(found, own, noise, 1.0)
 
