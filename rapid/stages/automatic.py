@@ -18,6 +18,7 @@ from rapid.errors import InputError
 from rapid.methods import apply_overrides, find_method
 from rapid.methods.base import Automatic, Resources
 from rapid.training import RunFolder
+from rapid.training.run_folder import REMEMBERED
 
 WORK = 0.9
 """Share of the minutes of the private stage that gradients may take."""
@@ -76,11 +77,14 @@ class AutomaticChoice:
         Raises:
             InputError: the method does not choose, too few images, or an override that does not fit.
         """
-        choice = self._chooser().choose_public(sets, Resources(device, self.minutes, processes, self.begun))
-        earlier = earlier_settings(out, "build-kb")
-        if not earlier:
-            self._tell(choice.why)
-        return apply_overrides({**choice.settings, **earlier, "preset": AUTO}, self.overrides)
+        chooser, tree = self._chooser(), earlier_settings(out, "build-kb")
+        if REMEMBERED not in (RunFolder(out).earlier() or {}):
+            choice = chooser.choose_public(sets, Resources(device, self.minutes, processes, self.begun))
+            # a run with a preset may have begun here
+            if not tree:
+                self._tell(choice.why)
+            tree = choice.settings | tree
+        return apply_overrides({**tree, "preset": AUTO}, self.overrides)
 
     def canvas(self) -> Canvas:
         """How the public images are read before their settings are chosen; what the user set of `image` is known.
@@ -134,7 +138,12 @@ def check_minutes(minutes: float) -> None:
 
 
 def earlier_settings(out: Path, command: str) -> dict[str, Any]:
-    """Settings in the manifest of an earlier run of the command in this folder; empty if there is none."""
+    """Settings in the manifest of an earlier run of the command in this folder; empty if there is none.
+
+    Both those that the run is bound to, and those that it only remembers.
+    """
     manifest = RunFolder(out).earlier() or {}
-    settings = manifest.get("settings") if manifest.get("command") == command else None
-    return settings if isinstance(settings, dict) else {}
+    if manifest.get("command") != command:
+        return {}
+    found = (manifest.get(REMEMBERED), manifest.get("settings"))
+    return {name: section for part in found if isinstance(part, dict) for name, section in part.items()}

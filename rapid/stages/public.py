@@ -46,6 +46,8 @@ class _Prepared:
     """The private models that made some of them."""
     manifest: Json
     """The request: what the run folder is bound to, ready for JSON."""
+    remembered: Json
+    """Settings that were chosen for later stages, for a run that is resumed; ready for JSON, too."""
 
 
 def build_public_bundle(
@@ -112,7 +114,8 @@ def _build(
 
         def enter() -> RunFolder:
             if ranks.first:
-                return stack.enter_context(RunFolder.enter(out, "build-kb", asked.manifest, resume=resume))
+                entered = RunFolder.enter(out, "build-kb", asked.manifest, resume=resume, remembered=asked.remembered)
+                return stack.enter_context(entered)
             return RunFolder(out)
 
         run_folder = ranks.all_or_none(enter)
@@ -175,6 +178,7 @@ def _prepare(
     ranks.all_or_none(lambda: None if networks is None else check_same_images(networks, fingerprint))
     # settings of private training and sampling are not fixed here
     used = chosen.model_dump(mode="json", include={"method", *chosen.public_sections})
+    later = chosen.model_dump(mode="json", exclude=set(used)) if isinstance(settings, AutomaticChoice) else {}
     manifest: Json = {
         "settings": used,
         "public": {"sources": [path.name for path in paths], "classes": images.classes, "images": fingerprint},
@@ -193,6 +197,7 @@ def _prepare(
         # the same images may be given in a form that does not say so any more
         origins=union(images.origins, () if networks is None else networks.origins),
         manifest=manifest,
+        remembered=later,
     )
 
 

@@ -17,6 +17,8 @@ from rapid.errors import InputError
 from rapid.files import check_folder, write_json
 
 MANIFEST, RUN, LOCK = "manifest.json", "run.json", "lock"
+REMEMBERED = "remembered"
+"""What a manifest tells a resumed run, which need not ask for the same."""
 
 
 class RunFolder:
@@ -36,11 +38,26 @@ class RunFolder:
 
     @classmethod
     @contextmanager
-    def enter(cls, out: Path, command: str, manifest: dict[str, Any], *, resume: bool) -> Iterator[RunFolder]:
+    def enter(
+        cls,
+        out: Path,
+        command: str,
+        manifest: dict[str, Any],
+        *,
+        resume: bool,
+        remembered: dict[str, Any] | None = None,
+    ) -> Iterator[RunFolder]:
         """Begin in a new or empty folder, or with `resume` continue in one with the same command and manifest.
 
         No other process can enter meanwhile. The manifest must hold public facts only: it is written to disk. If the
         block raises an `InputError` before it has written anything, the run is discarded.
+
+        Args:
+            out: the folder.
+            command: name of the command.
+            manifest: what the run is bound to, ready for JSON.
+            resume: continue an earlier run.
+            remembered: what a new run tells those that resume it (`REMEMBERED` in `earlier`); public facts, too.
 
         Raises:
             InputError: the folder holds something else, or another manifest, or an unfinished run without `resume`, or
@@ -55,9 +72,12 @@ class RunFolder:
             run_folder.check(resume=resume)
             if not run_folder._manifest.is_file():
                 run_folder.new = True
-                write_json(run_folder._manifest, written)
+                write_json(run_folder._manifest, written | ({REMEMBERED: remembered} if remembered else {}))
+            earlier = run_folder.earlier()
+            if earlier is not None:
+                earlier.pop(REMEMBERED, None)
             # the earlier manifest went through JSON, so this one must too
-            difference = _first_difference(run_folder.earlier(), json.loads(json.dumps(written)))
+            difference = _first_difference(earlier, json.loads(json.dumps(written)))
             if difference is not None:
                 raise InputError(
                     "out", f"holds a run with another '{difference}'; use the same value, or give a new folder", out

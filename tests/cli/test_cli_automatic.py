@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests_process import run
+from tests_process import Program, run, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,7 @@ def test_the_three_commands_need_no_settings(tmp_path: Path, colours: Path) -> N
     again = run(*build, "--resume")
     assert again.returncode == 0, again.stderr
     assert "networks: " not in again.stdout
+    assert json.loads((base / "config.json").read_text()) == config
 
     train = ("train-private", "--base", base, "--private", colours / "private.npz", "--epsilon", 5, "--delta", 1e-3)
     train = (*train, "--out", model, "--ledger", tmp_path / "ledger.jsonl", "--minutes", 0.02)
@@ -54,6 +55,25 @@ def test_the_three_commands_need_no_settings(tmp_path: Path, colours: Path) -> N
     assert made.returncode == 0, made.stderr
     with np.load(tmp_path / "images.npz") as archive:
         assert archive["images"].shape == (4, 16, 16, 3)
+
+
+def test_a_killed_run_goes_on_with_what_was_chosen(tmp_path: Path, colours: Path) -> None:
+    """Also with what is only a default of later stages; no time is measured again."""
+    base = tmp_path / "base"
+    manifest = base / "checkpoints" / "manifest.json"
+    build = ("build-kb", "--public", colours / "public.npz", "--out", base, "--minutes")
+    begun = Program(*build, 0.3)
+    wait_for(manifest)
+    begun.kill()
+    begun.communicate()
+    assert not (base / "config.json").exists()
+    written = json.loads(manifest.read_text())
+    resumed = run(*build, 0.01, "--resume", "--set", "generation.steps=7")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "networks: " not in resumed.stdout
+    chosen = written["settings"] | written["remembered"]
+    chosen["generation"]["steps"] = 7
+    assert json.loads((base / "config.json").read_text())["settings"] == chosen
 
 
 def save_photographs(folder: Path, count: int, longest: int) -> Path:

@@ -33,6 +33,17 @@ def test_a_new_folder_and_then_the_same_run(tmp_path: Path) -> None:
         assert not run_folder.new
 
 
+def test_what_is_remembered_need_not_be_asked_for_again(tmp_path: Path) -> None:
+    out, told = tmp_path / "out", {"private": {"steps": 3}}
+    with RunFolder.enter(out, "build-kb", MANIFEST, resume=False, remembered=told):
+        (out / "denoiser").mkdir()
+    for later in ({}, {"private": {"steps": 4}}):
+        with RunFolder.enter(out, "build-kb", MANIFEST, resume=True, remembered=later) as run_folder:
+            assert (run_folder.earlier() or {})["remembered"] == told
+    with pytest.raises(InputError, match="another"), enter(out, command="build-kb", resume=True, seed=2):
+        pass
+
+
 def test_an_empty_folder_may_be_given_and_a_new_one_resumed(tmp_path: Path) -> None:
     with enter(tmp_path) as run_folder:
         assert run_folder.new
