@@ -1,9 +1,10 @@
-"""Class means and covariances of private latents in a public subspace: one noisy release before DP-SGD.
+"""Class means and covariances of private latents in a public subspace, released before DP-SGD.
 
 Where noise dominates, the best denoiser depends on the first two moments alone. So images can begin at a middle step
 from a Gaussian with these moments, and the late steps, which need more, are what DP-SGD trains.
 
-Formal guarantee: one `mean` release of `access`. All else here is post-processing of it.
+Formal guarantee: the releases of `rapid.methods.rapid.ball`, and one `mean` release of `access`. All else here is
+post-processing of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 from rapid.dp.access import PrivateAccess
 from rapid.dp.releases import QuerySpec
 from rapid.dp.rows import PrivateTensor
+from rapid.methods.rapid.ball import RANGE, SHARES, Ball, ball_specs, release_ball
 from rapid.methods.rapid.settings import MomentsSettings
 from rapid.methods.rapid.subspace import Subspace
 from rapid.nn.storage import StoredNetwork
@@ -26,8 +28,6 @@ from rapid.nn.storage import StoredNetwork
 NAME = "moments"
 WEIGHTS = {"means": math.sqrt(0.35), "counts": math.sqrt(0.05), "rest": math.sqrt(0.05), "second": math.sqrt(0.55)}
 """Largest norm of each part of an image's row, which together have norm 1."""
-RANGE = 1.5
-"""Coordinates are clipped to so many times their root mean square over public images."""
 LEAST_SHARE = 0.1
 """A class counts as at least this share of an equal part of the images."""
 
@@ -45,16 +45,19 @@ LEAST = 1e-300
 Covariance = Literal["auto", "shared", "class"]
 
 
-def moments_spec(settings: MomentsSettings, dataset_size: int) -> QuerySpec:
-    """The release of the moments."""
-    return QuerySpec(
+def moments_specs(settings: MomentsSettings, dataset_size: int) -> list[QuerySpec]:
+    """The releases of the moments and of their ball, if they have a share: their squares add up to its square."""
+    if settings.share == 0:
+        return []
+    own = QuerySpec(
         name=NAME,
         kind="mean",
-        title="means of the latents of each class, and their covariance, in a public subspace",
-        share=settings.share,
+        title="means of the latents of each class, and their covariance, around that mean",
+        share=settings.share * math.sqrt(1 - sum(share**2 for share in SHARES.values())),
         sensitivity=1.0,
         dataset_size=dataset_size,
     )
+    return [*ball_specs(settings.share, dataset_size), own]
 
 
 class ClassMoments(StoredNetwork):
@@ -133,19 +136,21 @@ def release_moments(
     """Release the moments of private latents.
 
     Args:
-        access: its budget lists the release of `moments_spec`.
+        access: its budget lists the releases of `moments_specs`.
         latents: normalised, float (n, c, h, w).
         subspace: public.
-        covariance: shared by all classes, or one for each; auto: by the noise, which follows from public facts.
+        covariance: shared by all classes, or one for each; auto: by the noise, which follows from releases.
     """
     classes, d = max(1, len(access.facts.classes)), subspace.dimensions
+    ball = release_ball(access, latents, subspace)
     noise = access.budget.release(NAME).noise_stddev / access.facts.dataset_size
-    by_class = classes * noise <= LARGEST_CLASS_NOISE if covariance == "auto" else covariance == "class"
+    # in parts of the public ball's radius, squared
+    seen = classes * noise * (ball.radius / Ball.public(subspace).radius) ** 2
+    by_class = seen <= LARGEST_CLASS_NOISE if covariance == "auto" else covariance == "class"
     own = classes if by_class else 1
-    radius = _radius(subspace)
 
     def features(rows: Tensor, labels: Tensor) -> Tensor:
-        return image_row(rows, labels, subspace, classes, own)
+        return image_row(rows, labels, ball, classes, own)
 
     labels = (
         access.labels if access.facts.classes else access.map(lambda rows: rows.new_zeros(len(rows)).long(), latents)
@@ -162,10 +167,10 @@ def release_moments(
         counts,
         unpacked(second.view(own, -1), d),
         noise,
-        subspace.variances.cpu().double() / radius**2,
+        ball.variances,
     )
-    moments.means.copy_(radius * found["means"])
-    moments.factors.copy_(radius * found["factors"])
+    moments.means.copy_(ball.means(found["means"]))
+    moments.factors.copy_(ball.factors(found["factors"]))
     # a channel of h w numbers of which the subspace has some; the bound of `image_row` undone
     bound = _rest_bound(subspace)
     moments.rest.copy_(scaled_like(rest * bound, noise / WEIGHTS["rest"] * bound, subspace.rest.cpu().double()).sqrt())
@@ -302,19 +307,18 @@ def _packed(outer: Tensor) -> Tensor:
     return outer[:, rows, columns] * scale
 
 
-def image_row(latents: Tensor, labels: Tensor, subspace: Subspace, classes: int, covariances: int) -> Tensor:
+def image_row(latents: Tensor, labels: Tensor, ball: Ball, classes: int, covariances: int) -> Tensor:
     """What each image contributes to the release, float (n, m): each part has at most the norm of its weight.
 
     Args:
         latents: normalised, float (n, c, h, w).
         labels: int64 (n,).
-        subspace: public.
+        ball: holds most latents.
         classes: number of classes, at least 1.
         covariances: 1, or as many as classes.
     """
-    coordinates = subspace.coordinates(latents) / _radius(subspace)
-    coordinates = coordinates / coordinates.norm(dim=1, keepdim=True).clamp_min(1)
-    rest = subspace.outside(latents).square().mean((2, 3)) / _rest_bound(subspace)
+    coordinates = ball.coordinates(latents)
+    rest = ball.subspace.outside(latents).square().mean((2, 3)) / _rest_bound(ball.subspace)
     rest = rest / rest.norm(dim=1, keepdim=True).clamp_min(1)
     member = F.one_hot(labels.to(latents.device), classes).to(latents)
     second = _packed(coordinates[:, :, None] * coordinates[:, None, :])[:, None]
@@ -328,7 +332,3 @@ def image_row(latents: Tensor, labels: Tensor, subspace: Subspace, classes: int,
 def _rest_bound(subspace: Subspace) -> float:
     # not 0 where the subspace is all there is; latents have variance 1
     return RANGE**2 * max(1e-3, float(subspace.rest.sum()))
-
-
-def _radius(subspace: Subspace) -> float:
-    return RANGE * math.sqrt(float(subspace.variances.sum()))

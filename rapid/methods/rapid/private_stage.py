@@ -29,7 +29,7 @@ from rapid.methods.rapid.knowledge_base import NAME as KNOWLEDGE_BASE
 from rapid.methods.rapid.knowledge_base import open_knowledge_base, open_retrieval
 from rapid.methods.rapid.levels import fit_levels, levels_wanted
 from rapid.methods.rapid.moments import NAME as MOMENTS
-from rapid.methods.rapid.moments import ClassMoments, moments_spec, release_moments
+from rapid.methods.rapid.moments import ClassMoments, moments_specs, release_moments
 from rapid.methods.rapid.networks import build_denoiser
 from rapid.methods.rapid.objectives import PrivateObjective, Retriever, trained_timesteps, uses_retrieval
 from rapid.methods.rapid.parts import Parts
@@ -81,8 +81,7 @@ def releases(settings: RapidSettings, facts: PublicFacts, base: Bundle | None) -
     judged = has_probe and bool(facts.classes) and own.probe.share > 0
     if judged:
         specs.append(probe_spec(size, own.probe))
-    if own.moments.share > 0:
-        specs.append(moments_spec(own.moments, size))
+    specs += moments_specs(own.moments, size)
     specs.append(training_spec(DENOISER, OBJECTIVES[own.objective], own, facts))
     if judged and "after" in own.distillation.times and own.distillation.votes_share > 0:
         specs.append(votes_spec(own.distillation.votes_share, size))

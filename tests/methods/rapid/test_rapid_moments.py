@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +22,14 @@ from rapid.dp import PrivateAccess, PublicFacts, calibrate
 from rapid.dp.rows import PrivateTensor
 from rapid.errors import InputError
 from rapid.methods import apply_overrides
+from rapid.methods.rapid.ball import Ball
 from rapid.methods.rapid.generator import RapidGenerator
 from rapid.methods.rapid.moments import (
     ClassMoments,
     Covariance,
     estimate,
     image_row,
-    moments_spec,
+    moments_specs,
     release_moments,
     scaled_like,
 )
@@ -62,8 +64,8 @@ def released(tmp_path: Path, count: int, epsilon: float, covariance: Covariance)
     x, labels = latents(count)
     facts = PublicFacts(count, CLASSES, (4, 4))
     pixels = np.zeros((count, 4, 4), np.uint8)
-    spec = moments_spec(MomentsSettings(share=0.5), count).model_copy(update={"share": None})
-    budget = calibrate([spec], epsilon=epsilon, delta=1e-5)
+    *specs, last = moments_specs(MomentsSettings(share=0.5), count)
+    budget = calibrate([*specs, last.model_copy(update={"share": None})], epsilon=epsilon, delta=1e-5)
     access = PrivateAccess(
         ImageSet(pixels, labels.numpy(), CLASSES, ""), facts, budget, RunFolder(tmp_path), device=CPU
     )
@@ -86,17 +88,28 @@ def test_the_subspace_is_that_of_the_singular_vectors() -> None:
 
 
 @hypothesis_settings(max_examples=40)
-@given(scale=st.floats(0, 1e6), classes=st.integers(1, 4), seed=st.integers(0, 99), shared=st.booleans())
-def test_an_image_contributes_at_most_norm_one(scale: float, classes: int, seed: int, shared: bool) -> None:
+@given(
+    scale=st.floats(0, 1e6),
+    classes=st.integers(1, 4),
+    seed=st.integers(0, 99),
+    shared=st.booleans(),
+    away=st.floats(0, 100),
+    part=st.floats(1e-3, 1),
+)
+def test_an_image_contributes_at_most_norm_one(
+    scale: float, classes: int, seed: int, shared: bool, away: float, part: float
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(5, *SHAPE, generator=generator) * scale
     labels = torch.randint(classes, (5,), generator=generator)
     own = 1 if shared else classes
-    whole = image_row(rows, labels, subspace(), classes, own)
+    public = Ball.public(subspace())
+    ball = replace(public, centre=torch.randn(D, generator=generator) * away, radius=public.radius * part)
+    whole = image_row(rows, labels, ball, classes, own)
     assert whole.shape == (5, classes * D + classes + 2 + own * D * (D + 1) // 2)
     assert (whole.double().norm(dim=1) <= 1 + 1e-5).all()
     # nothing of another image in a row
-    assert torch.allclose(whole[2:3], image_row(rows[2:3], labels[2:3], subspace(), classes, own), atol=1e-5)
+    assert torch.allclose(whole[2:3], image_row(rows[2:3], labels[2:3], ball, classes, own), atol=1e-5)
 
 
 @pytest.mark.parametrize("covariance", ["shared", "class"])
@@ -316,7 +329,7 @@ def own_settings(tiny: RapidSettings) -> RapidSettings:
 
 def test_images_begin_from_the_released_moments(with_moments: Bundle) -> None:
     releases = json.loads((with_moments.path / "privacy.json").read_text())["releases"]
-    assert [one["name"] for one in releases] == ["overlap", "probe", "moments", "denoiser"]
+    assert [one["name"] for one in releases] == ["overlap", "probe", "centre", "radius", "moments", "denoiser"]
     settings = with_moments.settings_as(RapidSettings).generation
     generator = RapidGenerator(with_moments, CPU, settings.model_copy(update={"attempts": 1}))
     assert generator.calls() == 50

@@ -1,0 +1,146 @@
+"""A ball that holds most private latents: its centre and its radius, two small releases before that of the moments.
+
+What an image contributes to a mean is bounded, and the noise is in proportion to the bound. By public images alone it
+has to be wide: private latents may lie anywhere. Around their own mean they lie closer together, often much closer. So
+a part of the budget finds that mean and how far latents are from it, as CoinPress does (Biswas, Dong, Kamath and Ullman
+2020, https://arxiv.org/abs/2006.06618); then the moments have less noise.
+
+Coordinates are divided by the fourth root of what public images have of them in variance. Of all linear maps that one
+gives the mean of a Gaussian with that covariance the least error for its bound: noise spreads evenly over all
+directions, and would else hide those of little variance.
+
+Formal guarantee: a `mean` and a `histogram` release of `access`. All else here is post-processing of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rapid.dp.access import PrivateAccess
+from rapid.dp.releases import QuerySpec
+from rapid.dp.rows import PrivateTensor
+from rapid.methods.rapid.subspace import Subspace
+
+CENTRE, RADIUS = "centre", "radius"
+SHARES = {CENTRE: 0.3, RADIUS: 0.2}
+"""Of the share of the moments; what these have besides is their own."""
+RANGE = 1.5
+"""Without private images, a ball is as wide as so many times the root mean square of public coordinates."""
+EDGES = tuple(2 ** (step / 4 - 4) for step in range(17))
+"""Radii that are compared, in parts of that of the public ball, which is the last one."""
+HELD = 0.7
+"""Share of the latents in the ball. A wider one has more noise, and in a narrower one more of them are pulled in."""
+LEAST = 1e-12
+"""Stands for 0 in a denominator."""
+
+
+@dataclass(frozen=True)
+class Ball:
+    """A ball in the scaled coordinates of a subspace.
+
+    Attributes:
+        subspace: public.
+        scale: by which its coordinates are multiplied, float (d,).
+        centre: of the ball, in scaled coordinates, float (d,).
+        radius: of the ball, above 0.
+    """
+
+    subspace: Subspace
+    scale: Tensor
+    centre: Tensor
+    radius: float
+
+    @classmethod
+    def public(cls, subspace: Subspace) -> Ball:
+        """Around 0, where the mean of public images is a direction; known without private images."""
+        variances = subspace.variances
+        # a direction that public images lack must not outweigh all others
+        scale = variances.clamp_min(max(LEAST, 1e-6 * float(variances.max()))) ** -0.25
+        radius = RANGE * math.sqrt(float((variances * scale.square()).sum()))
+        return cls(subspace, scale, torch.zeros_like(scale), max(radius, LEAST))
+
+    def distances(self, latents: Tensor) -> Tensor:
+        """Distances from the centre, in radii, float (n,), of normalised latents, float (n, c, h, w)."""
+        found: Tensor = self._offsets(latents).norm(dim=1)
+        return found
+
+    def coordinates(self, latents: Tensor) -> Tensor:
+        """Offsets from the centre in radii, float (n, d), of norm 1 at most: what lies outside is pulled in."""
+        offsets = self._offsets(latents)
+        held: Tensor = offsets / offsets.norm(dim=1, keepdim=True).clamp_min(1)
+        return held
+
+    def means(self, means: Tensor) -> Tensor:
+        """Coordinates in the subspace, float64 (m, d), of means of `coordinates`, float64 (m, d)."""
+        return (self.radius * means + self.centre.cpu().double()) / self.scale.cpu().double()
+
+    def factors(self, factors: Tensor) -> Tensor:
+        """Factors of covariances in the subspace, float64 (m, d, d), of those of `coordinates`, float64 (m, d, d)."""
+        return self.radius * factors / self.scale.cpu().double()[:, None]
+
+    @property
+    def variances(self) -> Tensor:
+        """What the mean squares of public coordinates are in the unit of `coordinates`, float64 (d,), on the CPU."""
+        scaled: Tensor = self.subspace.variances.cpu().double() * self.scale.cpu().double().square()
+        return scaled / self.radius**2
+
+    def _offsets(self, latents: Tensor) -> Tensor:
+        offsets: Tensor = (self.subspace.coordinates(latents) * self.scale - self.centre) / self.radius
+        return offsets
+
+
+def ball_specs(share: float, dataset_size: int) -> list[QuerySpec]:
+    """The two releases of a ball.
+
+    Args:
+        share: of epsilon, of the moments with their ball.
+        dataset_size: N.
+    """
+    return [
+        QuerySpec(
+            name=CENTRE,
+            kind="mean",
+            title="mean of the latents of all classes, in a public subspace",
+            share=SHARES[CENTRE] * share,
+            sensitivity=1.0,
+            dataset_size=dataset_size,
+        ),
+        QuerySpec(
+            name=RADIUS,
+            kind="histogram",
+            title="histogram of the distances of latents from that mean",
+            share=SHARES[RADIUS] * share,
+            sensitivity=1.0,
+            dataset_size=dataset_size,
+        ),
+    ]
+
+
+def release_ball(access: PrivateAccess, latents: PrivateTensor, subspace: Subspace) -> Ball:
+    """Find a ball that holds most private latents.
+
+    Args:
+        access: its budget lists the releases of `ball_specs`.
+        latents: normalised, float (n, c, h, w).
+        subspace: public.
+    """
+    public = Ball.public(subspace)
+    mean = access.mean(CENTRE, public.coordinates, latents)
+    centred = replace(public, centre=public.radius * mean.to(public.centre))
+
+    def bins(rows: Tensor) -> Tensor:
+        return torch.bucketize(centred.distances(rows), torch.tensor(EDGES, device=rows.device))
+
+    # what lies outside of the public ball is in no bin
+    counts = access.histogram(RADIUS, len(EDGES), bins, latents)
+    return replace(centred, radius=public.radius * radius_of(counts / access.facts.dataset_size))
+
+
+def radius_of(shares: Tensor) -> float:
+    """The first of `EDGES` that holds enough, or the last one, by noisy shares of the latents up to each, (17,)."""
+    enough = (shares.cumsum(0) >= HELD).nonzero()
+    return EDGES[int(enough[0])] if len(enough) else EDGES[-1]
