@@ -142,7 +142,7 @@ def release_moments(
         covariance: shared by all classes, or one for each; auto: by the noise, which follows from releases.
     """
     classes, d = max(1, len(access.facts.classes)), subspace.dimensions
-    ball = release_ball(access, latents, subspace)
+    ball = release_ball(access, latents, subspace, NAME)
     noise = access.budget.release(NAME).noise_stddev / access.facts.dataset_size
     # in parts of the public ball's radius, squared
     seen = classes * noise * (ball.radius / Ball.public(subspace).radius) ** 2
