@@ -25,12 +25,17 @@ DRAWN, SEED = 512, 0
 """Images that are compared with the release."""
 
 
-def released_tones(access: PrivateAccess, sampler: Callable[[], Sampler]) -> dict[str, Component]:
+def released_tones(
+    access: PrivateAccess, sampler: Callable[[], Sampler], frequencies: NDArray[np.float64] | None = None
+) -> dict[str, Component]:
     """The curve as a component, by name; nothing if the budget does not list the release.
+
+    Called again, it fits another curve to the same release.
 
     Args:
         access: the private images.
         sampler: opens the trained model without a curve, on the first rank alone, which writes components.
+        frequencies: of the classes among private images, as far as a release tells: see `fit_tones`.
 
     Raises:
         LostRank: another rank is gone.
@@ -43,27 +48,37 @@ def released_tones(access: PrivateAccess, sampler: Callable[[], Sampler]) -> dic
     tones = release_tones(access, channels)
     curve = ToneCurve({"channels": channels}).to(access.device)
     if tones is not None and access.ranks.first:
-        curve.table.copy_(fit_tones(sampler(), tones))
+        curve.table.copy_(fit_tones(sampler(), tones, frequencies))
     return {NAME: curve}
 
 
-def fit_tones(sampler: Sampler, tones: Tones) -> Tensor:
+def fit_tones(sampler: Sampler, tones: Tones, frequencies: NDArray[np.float64] | None = None) -> Tensor:
     """The table of the curve that gives images as a model draws them the released tones, uint8 (channels, LEVELS).
 
     Args:
-        sampler: of the model; all its classes are drawn equally often.
+        sampler: of the model.
         tones: of as many channels as the images.
+        frequencies: how often classes are drawn, float64 (classes,), of sum 1; None: equally often. The tones are those
+            of all private images, so a class that is drawn too often would be taken for an error of the tones.
 
     Raises:
         Stopped: a stop was requested.
     """
-    images = generate(sampler, DRAWN, seed=SEED, progress=lambda *_: check_stop()).images
+    labels = None if frequencies is None else classes_by(frequencies, DRAWN)
+    images = generate(sampler, DRAWN, labels, SEED, progress=lambda *_: check_stop()).images
     tables = []
     for levels, found in zip(np.moveaxis(images.reshape(-1, len(tones.shares)), 1, 0), tones.shares, strict=True):
         counts = np.bincount(levels, minlength=LEVELS)
         shares = likely_shares(found, shares_of_bins(counts), tones.noise)
         tables.append(gentle(matching_table(counts, shares), counts))
     return torch.from_numpy(np.stack(tables))
+
+
+def classes_by(frequencies: NDArray[np.float64], count: int) -> list[int]:
+    """Classes of `count` images in ascending order, as near as whole numbers are to the frequencies, (classes,)."""
+    ends = frequencies.cumsum() / frequencies.sum()
+    found: list[int] = np.searchsorted(ends, (np.arange(count) + 0.5) / count).tolist()
+    return found
 
 
 def matching_table(counts: NDArray[np.int64], shares: NDArray[np.float64]) -> NDArray[np.uint8]:

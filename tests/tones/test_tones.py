@@ -29,7 +29,7 @@ from rapid.sampling.streams import make_streams
 from rapid.stages.private import train_private_bundle
 from rapid.stages.public import build_public_bundle
 from rapid.tones.curve import LEVELS, ToneCurve
-from rapid.tones.fit import STEEPEST, gentle, matching_table, released_tones
+from rapid.tones.fit import STEEPEST, classes_by, fit_tones, gentle, matching_table, released_tones
 from rapid.tones.release import Tones, image_row, release_tones, tones_specs
 from rapid.tones.shares import INNER, bins_of_levels, likely_shares, nearest_distribution, shares_of_bins
 from rapid.training import RunFolder
@@ -248,6 +248,26 @@ def test_each_method_that_makes_images_can_have_tones(tmp_path: Path, letters: P
         assert ("tones" in [release["name"] for release in statement["releases"]]) == (share > 0)
         far.append(abs((generate(generator_of(found, CPU), 200, seed=1).images == 0).mean() - real))
     assert far[1] < far[0] / 2
+
+
+@given(st.lists(st.floats(0, 5), min_size=1, max_size=9).filter(lambda some: sum(some) > 0.1), st.integers(1, 99))
+def test_classes_are_as_frequent_as_whole_numbers_can_be(frequencies: list[float], count: int) -> None:
+    found = classes_by(np.array(frequencies), count)
+    assert len(found) == count
+    wanted = count * np.array(frequencies) / sum(frequencies)
+    assert (np.abs(np.bincount(found, minlength=len(wanted)) - wanted) <= 1 + 1e-9).all()
+
+
+def test_tones_are_those_of_the_classes_that_are_frequent(toned: Bundle) -> None:
+    """Drawn as often as they are among private images, classes of a perfect model need no curve."""
+    plain = replace(Parts.of(toned), tones=None)
+    sampler = RapidSampler(plain, CPU, plain.settings.generation.model_copy(update={"attempts": 1}))
+    frequencies = np.array([0.9, 0.1, *np.zeros(len(plain.classes) - 2)])
+    images = generate(sampler, 512, classes_by(frequencies, 512), seed=0).images
+    counts = np.bincount(images.flatten(), minlength=LEVELS)
+    (table,) = fit_tones(sampler, Tones(shares_of_bins(counts)[None], 0.0), frequencies)
+    own = matching_table(counts, shares_of_bins(counts))
+    assert (table.numpy() == gentle(own, counts)).all()
 
 
 def test_public_records_keep_their_tones(toned: Bundle) -> None:

@@ -13,7 +13,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -132,7 +134,7 @@ class ClassMoments(StoredNetwork):
 
 def release_moments(
     access: PrivateAccess, latents: PrivateTensor, subspace: Subspace, covariance: Covariance
-) -> ClassMoments:
+) -> tuple[ClassMoments, NDArray[np.float64]]:
     """Release the moments of private latents.
 
     Args:
@@ -140,6 +142,9 @@ def release_moments(
         latents: normalised, float (n, c, h, w).
         subspace: public.
         covariance: shared by all classes, or one for each; auto: by the noise, which follows from releases.
+
+    Returns:
+        The moments, and the shares of the classes that were released with them, (classes,).
     """
     classes, d = max(1, len(access.facts.classes)), subspace.dimensions
     ball = release_ball(access, latents, subspace, NAME)
@@ -174,7 +179,7 @@ def release_moments(
     # a channel of h w numbers of which the subspace has some; the bound of `image_row` undone
     bound = _rest_bound(subspace)
     moments.rest.copy_(scaled_like(rest * bound, noise / WEIGHTS["rest"] * bound, subspace.rest.cpu().double()).sqrt())
-    return moments.eval()
+    return moments.eval(), class_shares(counts, noise).numpy()
 
 
 def estimate(means: Tensor, counts: Tensor, second: Tensor, noise: float, variances: Tensor) -> Mapping[str, Tensor]:
@@ -191,9 +196,8 @@ def estimate(means: Tensor, counts: Tensor, second: Tensor, noise: float, varian
     Returns:
         `means`, float64 (classes, d), and `factors`, float64 (1 or classes, d, d).
     """
-    classes, d = means.shape
-    share = counts.clamp_min(LEAST_SHARE / classes)
-    share = share / share.sum()
+    d = means.shape[1]
+    share = class_shares(counts, noise)
     centre = means.sum(0)
     apart = means / share[:, None] - centre
     # James and Stein: as much of a class's distance from the centre as noise alone does not explain
@@ -212,6 +216,21 @@ def estimate(means: Tensor, counts: Tensor, second: Tensor, noise: float, varian
         for one, weight, product in zip(second, share, outer, strict=True)
     ]
     return {"means": found, "factors": torch.stack([_root(covariance) for covariance in own])}
+
+
+def class_shares(counts: Tensor, noise: float) -> Tensor:
+    """Shares of the classes, of sum 1, as much of what sets them apart from equal ones as noise does not explain.
+
+    Args:
+        counts: shares with noise, float64 (classes,).
+        noise: standard deviation of the release's noise over N, before the weights.
+    """
+    classes = len(counts)
+    apart = counts - 1 / classes
+    variance = (noise / WEIGHTS["counts"]) ** 2
+    kept = (1 - classes * variance / apart.square().sum().clamp_min(LEAST)).clamp_min(0)
+    share = (1 / classes + kept * apart).clamp_min(LEAST_SHARE / classes)
+    return share / share.sum()
 
 
 def scaled_like(found: Tensor, noise: float, public: Tensor) -> Tensor:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rapid.bundle import Bundle, Component, Thumbnails
@@ -121,27 +123,41 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: RapidSet
         return autoencoder.encode(to_unit_range(images.numpy(), access.device))
 
     latents = access.map(encode, access.images, title="latents")
-    moments, moved = None, None
+    moments, moved, frequencies = None, None, None
     if MOMENTS in access.budget.names:
         subspace = base.component(SUBSPACE, Subspace).to(access.device)
-        moments = components[MOMENTS] = release_moments(access, latents, subspace, own.moments.covariance)
+        moments, frequencies = release_moments(access, latents, subspace, own.moments.covariance)
+        components[MOMENTS] = moments
         if _moves_public(settings) and subspace.examples is not None:
             moved = MovedLatents(moments.to(access.device), subspace.examples)
     denoiser = _train_denoiser(access, latents, base, settings, probe, moments, moved)
+    parts = _parts(access, base, settings, denoiser, probe, moments)
     if "after" in own.distillation.times and probe is not None:
-        denoiser = _distil(access, _parts(access, base, settings, denoiser, probe, moments), probe)
+        # it takes all steps now, as `Parts.of` has it
+        denoiser = _distil(access, parts, probe).eval()
+        parts = replace(parts, denoiser=denoiser, private_from=settings.schedule.timesteps)
     components[DENOISER] = denoiser
-    drawn = settings.generation.model_copy(update={"attempts": 1})
-    components |= released_tones(
-        access, lambda: RapidSampler(_parts(access, base, settings, denoiser, probe, moments), access.device, drawn)
-    )
-    if probe is not None and levels_wanted(settings) and access.ranks.first:
-        tones = components.get(TONES)
-        assert tones is None or isinstance(tones, ToneCurve)
-        # after the tones, so that the probe judges images as they will be delivered
-        parts = replace(_parts(access, base, settings, denoiser, probe, moments), tones=tones)
-        components[LEVELS] = fit_levels(parts, access.device)
-    return components
+    return components | _finish(access, parts, frequencies if access.facts.classes else None)
+
+
+def _finish(access: PrivateAccess, parts: Parts, frequencies: NDArray[np.float64] | None) -> dict[str, Component]:
+    """Curve of tones and levels of guidance, as far as they are wanted: both for images as they will be delivered."""
+    drawn = parts.settings.generation.model_copy(update={"attempts": 1})
+
+    def tones(parts: Parts) -> dict[str, Component]:
+        return released_tones(access, lambda: RapidSampler(parts, access.device, drawn), frequencies)
+
+    components = tones(parts)
+    if parts.probe is None or not levels_wanted(parts.settings):
+        return components
+    # the probe judges images as they will be delivered, with tones; with levels there are others, of other tones
+    levels = None
+    if access.ranks.first:
+        curve = components.get(TONES)
+        assert curve is None or isinstance(curve, ToneCurve)
+        levels = fit_levels(replace(parts, tones=curve), access.device)
+    components = tones(replace(parts, levels=levels))
+    return components if levels is None else components | {LEVELS: levels}
 
 
 def _distil(access: PrivateAccess, parts: Parts, probe: Probe) -> Denoiser:

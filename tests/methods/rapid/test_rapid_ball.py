@@ -108,7 +108,7 @@ def test_noise_makes_the_ball_narrower() -> None:
     assert radius_of(noisy, 1e-3, 1e-6, 64) < EDGES[-1]
 
 
-@pytest.mark.parametrize("spread", [0.05, 0.3])
+@pytest.mark.parametrize("spread", [0.2, 0.4])
 def test_the_ball_is_where_the_latents_are(tmp_path: Path, spread: float) -> None:
     x, made = latents(4000, spread), subspace()
     specs = moments_specs(MomentsSettings(share=0.9), len(x))
@@ -116,7 +116,7 @@ def test_the_ball_is_where_the_latents_are(tmp_path: Path, spread: float) -> Non
     public = Ball.public(made)
     scaled = made.coordinates(x) * public.scale
     assert float((ball.centre - scaled.mean(0)).norm()) < 0.02 * public.radius
-    far = (scaled - scaled.mean(0)).norm(dim=1)
+    far = (scaled - ball.centre).norm(dim=1)
     assert 0.9 * float(far.median()) < ball.radius < 1.3 * float(far.max())
     assert ball.radius < 0.6 * public.radius
 
@@ -126,7 +126,7 @@ def test_moments_are_nearer_than_without_a_ball(tmp_path: Path, epsilon: float) 
     """Compared with the noise alone that the covariance and the mean would have by the bound of public images."""
     x, made = latents(4000, 0.3), subspace()
     access = opened(tmp_path, len(x), epsilon, moments_specs(MomentsSettings(share=0.5), len(x)))
-    found = release_moments(access, PrivateTensor(x), made, "shared")
+    found, _ = release_moments(access, PrivateTensor(x), made, "shared")
     inside = made.coordinates(x).double()
     radius = 1.5 * float(made.variances.sum()) ** 0.5
     noise = access.budget.release("moments").noise_stddev / len(x)

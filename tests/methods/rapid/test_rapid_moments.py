@@ -27,6 +27,7 @@ from rapid.methods.rapid.generator import RapidGenerator
 from rapid.methods.rapid.moments import (
     ClassMoments,
     Covariance,
+    class_shares,
     estimate,
     image_row,
     moments_specs,
@@ -69,7 +70,7 @@ def released(tmp_path: Path, count: int, epsilon: float, covariance: Covariance)
     access = PrivateAccess(
         ImageSet(pixels, labels.numpy(), CLASSES, ""), facts, budget, RunFolder(tmp_path), device=CPU
     )
-    return release_moments(access, PrivateTensor(x), subspace(), covariance)
+    return release_moments(access, PrivateTensor(x), subspace(), covariance)[0]
 
 
 def test_the_subspace_is_that_of_the_singular_vectors() -> None:
@@ -259,6 +260,20 @@ def test_variances_are_nearer_than_the_noisy_ones(noise: float, alike: float) ->
     found = torch.stack([scaled_like(row, noise, public) for row in noisy])
     errors = [(some.sqrt() - true.sqrt()).square().sum(1).mean() for some in (found, noisy.clamp_min(0))]
     assert errors[0] < 0.8 * errors[1]
+
+
+def test_shares_of_classes_are_as_unequal_as_noise_allows() -> None:
+    true = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+    assert class_shares(true, 0.0).numpy() == pytest.approx(true.numpy())
+    assert class_shares(true, 1.0).numpy() == pytest.approx(np.full(4, 0.25))
+    generator = torch.Generator().manual_seed(11)
+    for noise in (0.002, 0.02, 0.1):
+        noisy = true + noise / 0.05**0.5 * torch.randn(200, 4, dtype=torch.float64, generator=generator)
+        found = torch.stack([class_shares(row, noise) for row in noisy])
+        assert (found.sum(1) - 1).abs().max() < 1e-12
+        assert found.min() > 0.01
+        assert (found - true).square().sum(1).mean() < 1.02 * (noisy - true).square().sum(1).mean()
+    assert class_shares(torch.ones(1, dtype=torch.float64), 0.1).tolist() == [1]
 
 
 def test_a_class_of_which_noise_tells_nothing_varies_like_the_others() -> None:
