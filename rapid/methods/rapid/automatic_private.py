@@ -33,9 +33,10 @@ WARMUP, MOST_WARMUP, WARMUP_RATE = 0.12, 2400, 1e-3
 """Share of the gradients' time for training on images drawn from moments, most steps of it, and learning rate."""
 DISTILLATION, MOST_DISTILLATION, MOST_CANDIDATES = 0.15, 4000, 10_000
 """Share of the gradients' time for selection and distillation before DP-SGD, most steps of it, and most candidates."""
-LEAST_ACCEPTED = 0.4
-"""Of the candidates. On letters, where the probe took 62 % for their class, distillation before DP-SGD raised the share
-of right images from 56 to 67 %; on classes of CIFAR-100, where it took 15 %, distillation changed nothing."""
+LEAST_ACCEPTED = 1 / 3
+"""Of the candidates beyond those that chance gives. On letters, where the probe took 62 % for their class, distillation
+before DP-SGD raised the share of right images from 56 to 67 %. On classes of CIFAR-100, where it took 15 %, it changed
+nothing."""
 LARGEST_MULTIPLICITY = 4
 
 
@@ -62,7 +63,8 @@ def choose_private(settings: RapidSettings, facts: PublicFacts, epsilon: float, 
         warmup |= {
             "batch_size": SMALL_BATCH, "learning_rate": WARMUP_RATE, "steps": max(1, min(MOST_WARMUP, steps))
         }  # fmt: skip
-        distillation = _distillation(settings, gradients) if facts.classes and settings.probe.enabled else {}
+        judged = facts.classes and settings.probe.enabled
+        distillation = _distillation(settings, gradients, len(facts.classes)) if judged else {}
         gradients *= 1 - WARMUP - (DISTILLATION if distillation else 0)
     steps_at_1, size_at_1 = REFERENCE
     wanted = steps_at_1 * (epsilon * facts.dataset_size / size_at_1) ** EXPONENT
@@ -96,9 +98,9 @@ def choose_private(settings: RapidSettings, facts: PublicFacts, epsilon: float, 
     return Choice({"private": private}, (why,))
 
 
-def _distillation(settings: RapidSettings, gradients: float) -> Tree:
+def _distillation(settings: RapidSettings, gradients: float, classes: int) -> Tree:
     """Rounds before DP-SGD that take about a share of the time of all gradients."""
-    time = DISTILLATION * gradients
+    time, chance = DISTILLATION * gradients, 1 / classes
     candidates = int(min(MOST_CANDIDATES, time / 3 / candidate_work(settings, settings.generation)))
     steps = int(min(MOST_DISTILLATION, time * 2 / 3 / PLAIN_GRADIENT / SMALL_BATCH))
     if not (candidates and steps):
@@ -108,7 +110,7 @@ def _distillation(settings: RapidSettings, gradients: float) -> Tree:
         "candidates": candidates,
         "rounds": 0,
         "rounds_before": 1,
-        "least_accepted": LEAST_ACCEPTED,
+        "least_accepted": round(chance + LEAST_ACCEPTED * (1 - chance), 3),
         "training": training | {"ema_decay": 0.98},
     }
 

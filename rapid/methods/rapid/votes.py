@@ -38,6 +38,8 @@ MOST_CLUSTERS, CANDIDATES_OF_A_CLUSTER = 128, 8
 LEAST_VARIANCE = 1e-4
 """Of a cluster, relative to the mean square of the features: candidates may be all alike."""
 BATCH = 500
+LEAST = 1e-300
+"""Stands for 0 in a denominator."""
 
 
 def votes_spec(share: float, dataset_size: int) -> QuerySpec:
@@ -91,22 +93,46 @@ class Votes:
 
     Attributes:
         clusters: for which the images voted.
-        counts: votes, 0 where they are not above the noise, float64 (classes * m,).
+        counts: votes with noise, float64 (classes * m,).
+        noise: its standard deviation.
     """
 
     clusters: Clusters
     counts: Tensor
+    noise: float
 
     def weights(self, features: Tensor, labels: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Votes of each image's clusters over the number of these images in them, float64 (n,).
+        """Likely votes of each image's clusters over the number of these images in them, float64 (n,).
 
         Args:
             features: of the images, float (n, d).
             labels: their classes, int64 (n,).
         """
         shares = self.clusters.shares(features, torch.from_numpy(labels)).double()
-        found: NDArray[np.float64] = (shares @ (self.counts / shares.sum(0).clamp_min(1))).numpy()
+        drawn = shares.sum(0).view(len(self.clusters.sizes), -1)
+        likely = likely_votes(self.counts.view_as(drawn), drawn, self.clusters.sizes, self.noise)
+        found: NDArray[np.float64] = (shares @ (likely / drawn.clamp_min(1)).flatten()).numpy()
         return found
+
+
+def likely_votes(counts: Tensor, drawn: Tensor, sizes: Tensor, noise: float) -> Tensor:
+    """Votes as candidates are distributed, and as much of the difference as noise does not explain (James and Stein).
+
+    Args:
+        counts: votes with noise, float64 (classes, m).
+        drawn: candidates in the same clusters, float64 (classes, m).
+        sizes: number of clusters of each class, int64 (classes,); the other counts are noise alone.
+        noise: its standard deviation.
+
+    Returns:
+        Not negative, float64 (classes, m).
+    """
+    counts = torch.where(torch.arange(counts.shape[1]) < sizes.clamp_min(1)[:, None], counts, 0.0)
+    total = counts.sum(1, keepdim=True).clamp_min(0)
+    usual = total * drawn / drawn.sum(1, keepdim=True).clamp_min(LEAST)
+    apart = counts - usual
+    kept = 1 - sizes.clamp_min(1) * noise**2 / apart.square().sum(1).clamp_min(LEAST)
+    return (usual + kept.clamp_min(0)[:, None] * apart).clamp_min(0)
 
 
 @torch.no_grad()
@@ -144,7 +170,7 @@ def release_votes(
         lambda images: probe.features(to_unit_range(images.numpy(), device)).cpu(), access.images, title="features"
     )
     counts = access.mean(NAME, clusters.shares, features, access.labels) * access.facts.dataset_size
-    return Votes(clusters, torch.where(counts > noise, counts, 0.0))
+    return Votes(clusters, counts, noise)
 
 
 def cluster_candidates(probe: Probe, candidates: Candidates, most: int, device: torch.device) -> Clusters:

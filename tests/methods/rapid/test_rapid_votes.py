@@ -28,6 +28,7 @@ from rapid.methods.rapid.votes import (
     Votes,
     cluster_candidates,
     image_features,
+    likely_votes,
     release_votes,
     votes_spec,
 )
@@ -83,6 +84,30 @@ def test_weights_are_the_ratio_of_the_densities(tmp_path: Path, probe: Probe) ->
     weights = votes.weights(image_features(probe, drawn.images, CPU), drawn.wanted).reshape(4, 40).mean(1)
     # even at this epsilon the sums have some noise
     assert weights == pytest.approx(np.array([90, 30, 20, 60]) / 40, rel=0.1)
+
+
+@pytest.mark.parametrize(("votes", "noise"), [(600.0, 0.0), (600.0, 10.0), (60.0, 10.0), (6.0, 10.0)])
+@pytest.mark.parametrize("alike", [True, False])
+def test_votes_are_nearer_than_those_above_the_noise(votes: float, noise: float, alike: bool) -> None:
+    """A class of few images, whose votes noise hides, keeps the proportions of its candidates; 300 draws of noise."""
+    generator = torch.Generator().manual_seed(5)
+    drawn = 20 + 200 * torch.rand(16, dtype=torch.float64, generator=generator)
+    densities = drawn if alike else drawn * torch.rand(16, dtype=torch.float64, generator=generator).exp()
+    true = densities / densities.sum()
+    # the class has 16 clusters of 20
+    wide, there = torch.cat([drawn, torch.zeros(4)])[None], torch.tensor([16])
+    errors = []
+    for _ in range(300):
+        noisy = torch.cat([votes * true, torch.zeros(4)]) + noise * torch.randn(
+            20, dtype=torch.float64, generator=generator
+        )
+        (found,) = likely_votes(noisy[None], wide, there, noise)
+        assert found.min() >= 0
+        assert (found[16:] == 0).all()
+        above = torch.where(noisy > noise, noisy, 0.0)
+        errors.append([(row[:16] / row[:16].sum().clamp_min(1) - true).abs().sum() for row in (found, above)])
+    likely, plain = np.mean(errors, 0)
+    assert likely < (0.75 * plain if noise else 1e-6)
 
 
 def test_where_noise_is_larger_than_the_votes_of_a_cluster_there_are_fewer_clusters(
@@ -187,7 +212,7 @@ def test_images_without_votes_are_not_trained_on(private: Bundle, tiny_settings:
     clusters = cluster_candidates(parts.probe, drawn, 2, CPU)
     counts = torch.zeros(clusters.centres.shape[:2], dtype=torch.float64)
     counts[:, 0] = 5
-    votes = Votes(clusters, counts.flatten())
+    votes = Votes(clusters, counts.flatten(), 0.0)
     _, labels, weights = chosen_latents(parts, drawn, votes, CPU, 0)
     _, _, equal = chosen_latents(parts, drawn, None, CPU, 0)
     assert len(weights) == len(equal)
