@@ -177,6 +177,9 @@ def _prepare(
     asked = {"settings": settings.model_dump(mode="json")} | public_request(images, facts, public, epsilon, spent_at)
     specs = method.releases(settings, facts, public)
     budget = _earlier_budget(out, asked)
+    if budget is not None and budget.names != tuple(spec.name for spec in specs):
+        problem = "holds a run of another version, with other releases; finish it with that, or give a new folder"
+        raise InputError("out", problem, out)
     if budget is None:
         group_size = settings.private.group_size
         budget = calibrate(specs, epsilon=epsilon, delta=spent_at, group_size=group_size, unit=facts.unit)

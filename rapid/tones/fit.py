@@ -16,7 +16,7 @@ from rapid.sampling.generate import generate
 from rapid.sampling.generator import Sampler
 from rapid.stopping import check_stop
 from rapid.tones.curve import LEVELS, NAME, ToneCurve
-from rapid.tones.release import Tones, release_tones
+from rapid.tones.release import Tones, channels_of, release_tones
 from rapid.tones.shares import INNER, bins_of_levels, likely_shares, shares_of_bins
 
 STEEPEST = 4
@@ -30,8 +30,6 @@ def released_tones(
 ) -> dict[str, Component]:
     """The curve as a component, by name; nothing if the budget does not list the release.
 
-    Called again, it fits another curve to the same release.
-
     Args:
         access: the private images.
         sampler: opens the trained model without a curve, on the first rank alone, which writes components.
@@ -43,13 +41,31 @@ def released_tones(
     """
     if NAME not in access.budget.names:
         return {}
-    shape = access.facts.image_shape
-    channels = shape[2] if len(shape) == 3 else 1
-    tones = release_tones(access, channels)
-    curve = ToneCurve({"channels": channels}).to(access.device)
-    if tones is not None and access.ranks.first:
+    tones = release_tones(access)
+    return {NAME: tone_curve(access, sampler if access.ranks.first else None, tones, frequencies)}
+
+
+def tone_curve(
+    access: PrivateAccess,
+    sampler: Callable[[], Sampler] | None,
+    tones: Tones | None,
+    frequencies: NDArray[np.float64] | None = None,
+) -> ToneCurve:
+    """The curve that gives images as a model draws them the released tones; of no effect without sampler or tones.
+
+    Args:
+        access: for public facts and the device.
+        sampler: opens the model without a curve.
+        tones: as released; None if noise hides them.
+        frequencies: see `fit_tones`.
+
+    Raises:
+        Stopped: a stop was requested.
+    """
+    curve = ToneCurve({"channels": channels_of(access.facts.image_shape)}).to(access.device)
+    if sampler is not None and tones is not None:
         curve.table.copy_(fit_tones(sampler(), tones, frequencies))
-    return {NAME: curve}
+    return curve
 
 
 def fit_tones(sampler: Sampler, tones: Tones, frequencies: NDArray[np.float64] | None = None) -> Tensor:

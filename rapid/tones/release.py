@@ -43,8 +43,12 @@ def is_hidden(noise_multiplier: float, dataset_size: int, image_shape: Sequence[
         dataset_size: N.
         image_shape: (H, W) or (H, W, 3).
     """
-    channels = image_shape[2] if len(image_shape) == 3 else 1
-    return math.sqrt(channels) * noise_multiplier / dataset_size > LARGEST_NOISE
+    return math.sqrt(channels_of(image_shape)) * noise_multiplier / dataset_size > LARGEST_NOISE
+
+
+def channels_of(image_shape: Sequence[int]) -> int:
+    """Channels of images of (H, W) or (H, W, 3)."""
+    return image_shape[2] if len(image_shape) == 3 else 1
 
 
 def warn_if_hidden(budget: Budget, facts: PublicFacts) -> None:
@@ -87,16 +91,16 @@ class Tones(NamedTuple):
     noise: float
 
 
-def release_tones(access: PrivateAccess, channels: int) -> Tones | None:
+def release_tones(access: PrivateAccess) -> Tones | None:
     """Release the shares of the bins among the pixels of private images.
 
     Args:
         access: its budget lists the release of `tones_specs`.
-        channels: of the images.
 
     Returns:
         None if noise hides them.
     """
+    channels = channels_of(access.facts.image_shape)
     shares = math.sqrt(channels) * access.mean(NAME, image_row, access.images).numpy().reshape(channels, INNER + 2)
     multiplier = access.budget.release(NAME).noise_multiplier
     if is_hidden(multiplier, access.facts.dataset_size, access.facts.image_shape):

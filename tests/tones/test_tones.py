@@ -50,7 +50,7 @@ def opened(tmp_path: Path, images: np.ndarray, epsilon: float) -> PrivateAccess:
 
 
 def released(tmp_path: Path, images: np.ndarray, epsilon: float) -> Tones | None:
-    return release_tones(opened(tmp_path, images, epsilon), 1 if images.ndim == 3 else 3)
+    return release_tones(opened(tmp_path, images, epsilon))
 
 
 def test_black_and_white_have_bins_of_their_own() -> None:

@@ -9,7 +9,9 @@ Coordinates are divided by the fourth root of what public images have of them in
 gives the mean of a Gaussian with that covariance the least error for its bound: noise spreads evenly over all
 directions, and would else hide those of little variance.
 
-Formal guarantee: a `mean` and a `histogram` release of `access`. All else here is post-processing of them.
+Formal guarantee: two `mean` releases of `access`. All else here is post-processing of them. An image has one vote for
+its distance, which the two nearest of the compared radii share: a vote for one alone would jump, and the last bits of a
+latent depend on where in a batch it is, so leaving out one image could move the votes of others.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from rapid.dp.access import PrivateAccess
 from rapid.dp.releases import QuerySpec
 from rapid.dp.rows import PrivateTensor
 from rapid.methods.rapid.subspace import Subspace
+from rapid.precision import exact_float32
 
 CENTRE, RADIUS = "centre", "radius"
 SHARES = {CENTRE: 0.3, RADIUS: 0.2}
@@ -32,7 +35,8 @@ RANGE = 1.5
 """Without private images, a ball is as wide as so many times the root mean square of public coordinates."""
 STEP = 2**0.25
 EDGES = tuple(STEP**step for step in range(-16, 1))
-"""Radii that are compared, in parts of that of the public ball, which is the last one."""
+"""Radii that are compared, in parts of that of the public ball, which is the last one. One more stands for all
+beyond."""
 PRICE = 0.3
 """What counts of the noise beside the harm to latents that are pulled in: estimates take most of it out again. Chosen
 by the Wasserstein distance from true moments, on four sets (letters, letters in colour, classes of CIFAR-100, drawn
@@ -73,6 +77,12 @@ class Ball:
         found: Tensor = self._offsets(latents).norm(dim=1)
         return found
 
+    def votes(self, latents: Tensor) -> Tensor:
+        """How each latent shares its vote between `EDGES` and one radius more, float (n, 18), from 0 on, of sum 1."""
+        nodes = torch.arange(len(EDGES) + 1, device=latents.device)
+        places = self.distances(latents).clamp_min(LEAST).log() / math.log(STEP) + len(EDGES) - 1
+        return (1 - (places.clamp(0, len(EDGES))[:, None] - nodes).abs()).clamp_min(0)
+
     def coordinates(self, latents: Tensor) -> Tensor:
         """Offsets from the centre in radii, float (n, d), of norm 1 at most: what lies outside is pulled in."""
         offsets = self._offsets(latents)
@@ -93,6 +103,7 @@ class Ball:
         scaled: Tensor = self.subspace.variances.cpu().double() * self.scale.cpu().double().square()
         return scaled / self.radius**2
 
+    @exact_float32()
     def _offsets(self, latents: Tensor) -> Tensor:
         offsets: Tensor = (self.subspace.coordinates(latents) * self.scale - self.centre) / self.radius
         return offsets
@@ -116,8 +127,8 @@ def ball_specs(share: float, dataset_size: int) -> list[QuerySpec]:
         ),
         QuerySpec(
             name=RADIUS,
-            kind="histogram",
-            title="histogram of the distances of latents from that mean",
+            kind="mean",
+            title="distribution of the distances of latents from that mean",
             share=SHARES[RADIUS] * share,
             sensitivity=1.0,
             dataset_size=dataset_size,
@@ -137,13 +148,7 @@ def release_ball(access: PrivateAccess, latents: PrivateTensor, subspace: Subspa
     public = Ball.public(subspace)
     mean = access.mean(CENTRE, public.coordinates, latents)
     centred = replace(public, centre=public.radius * mean.to(public.centre))
-
-    def bins(rows: Tensor) -> Tensor:
-        return torch.bucketize(centred.distances(rows), torch.tensor(EDGES, device=rows.device))
-
-    # what lies outside of the public ball is in no bin
-    size = access.facts.dataset_size
-    shares = access.histogram(RADIUS, len(EDGES), bins, latents) / size
+    shares, size = access.mean(RADIUS, centred.votes, latents), access.facts.dataset_size
     of_shares, within = (access.budget.release(name).noise_multiplier / size for name in (RADIUS, moments))
     return replace(centred, radius=public.radius * radius_of(shares, of_shares, within, subspace.dimensions))
 
@@ -155,21 +160,15 @@ def radius_of(shares: Tensor, of_shares: float, within: float, dimensions: int) 
     square of the radius. Both are compared as Frobenius norms, the first as if it were spread evenly over d directions.
 
     Args:
-        shares: of the latents with a distance up to each of `EDGES`, and above the one before, with noise, (17,).
+        shares: of the latents at each of `EDGES` and beyond, with noise, float64 (18,).
         of_shares: standard deviation of the noise in each share.
         within: that of the noise in each entry of the covariance, for a radius of 1.
         dimensions: d.
     """
-    edges = torch.tensor([*EDGES, EDGES[-1] * STEP], dtype=torch.float64)
-    # what is in no bin has the noise of all
-    beyond, noise = 1 - shares.sum(), torch.full_like(edges, of_shares)
-    noise[-1] *= math.sqrt(len(shares))
-    found = torch.cat([shares.double(), beyond.double()[None]])
-    held = torch.where(found > SEEN * noise, found, 0.0)
+    held = torch.where(shares > SEEN * of_shares, shares.double(), 0.0)
     if held.sum() == 0:
         return EDGES[-1]
-    # in the middle between two edges
-    squares = edges.square() / STEP
-    lost = (held / held.sum() * (squares - edges[:-1, None].square()).clamp_min(0)).sum(1)
-    errors = lost.square() / dimensions + (PRICE * within * dimensions * edges[:-1].square()).square()
+    squares = torch.tensor([*EDGES, EDGES[-1] * STEP], dtype=torch.float64).square()
+    lost = (held / held.sum() * (squares - squares[:-1, None]).clamp_min(0)).sum(1)
+    errors = lost.square() / dimensions + (PRICE * within * dimensions * squares[:-1]).square()
     return EDGES[int(errors.argmin())]

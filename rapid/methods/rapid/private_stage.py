@@ -44,13 +44,14 @@ from rapid.methods.rapid.votes import NAME as VOTES
 from rapid.methods.rapid.votes import release_votes, votes_spec
 from rapid.methods.rapid.warmup import warm_up
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
+from rapid.precision import exact_float32
 from rapid.probe.head import NAME as PROBE
 from rapid.probe.head import probe_spec, train_head
 from rapid.probe.network import Probe
 from rapid.tones.curve import NAME as TONES
 from rapid.tones.curve import ToneCurve
-from rapid.tones.fit import released_tones
-from rapid.tones.release import tones_specs
+from rapid.tones.fit import tone_curve
+from rapid.tones.release import release_tones, tones_specs
 from rapid.training import Trainer
 from rapid.training.optimizers import build_optimizer, noisy_schedule, select_trainable, trained_count
 
@@ -119,6 +120,7 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: RapidSet
         components[PROBE] = probe
     autoencoder = base.component("autoencoder", Autoencoder).to(access.device)
 
+    @exact_float32()
     def encode(images: Tensor) -> Tensor:
         return autoencoder.encode(to_unit_range(images.numpy(), access.device))
 
@@ -141,23 +143,26 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: RapidSet
 
 
 def _finish(access: PrivateAccess, parts: Parts, frequencies: NDArray[np.float64] | None) -> dict[str, Component]:
-    """Curve of tones and levels of guidance, as far as they are wanted: both for images as they will be delivered."""
+    """Curve of tones and levels of guidance, as far as they are wanted.
+
+    The probe judges images with tones, so a curve for fully guided images comes before the levels. Images that are
+    guided less have other tones: with the levels, the curve is fitted once more to the same release.
+    """
+    toned = TONES in access.budget.names
+    # the only release here, and all ranks take part; what follows is the first one's
+    released = release_tones(access) if toned else None
+    if not access.ranks.first:
+        return {}
     drawn = parts.settings.generation.model_copy(update={"attempts": 1})
 
-    def tones(parts: Parts) -> dict[str, Component]:
-        return released_tones(access, lambda: RapidSampler(parts, access.device, drawn), frequencies)
+    def curve(parts: Parts) -> ToneCurve:
+        return tone_curve(access, lambda: RapidSampler(parts, access.device, drawn), released, frequencies)
 
-    components = tones(parts)
-    if parts.probe is None or not levels_wanted(parts.settings):
-        return components
-    # the probe judges images as they will be delivered, with tones; with levels there are others, of other tones
-    levels = None
-    if access.ranks.first:
-        curve = components.get(TONES)
-        assert curve is None or isinstance(curve, ToneCurve)
-        levels = fit_levels(replace(parts, tones=curve), access.device)
-    components = tones(replace(parts, levels=levels))
-    return components if levels is None else components | {LEVELS: levels}
+    components: dict[str, Component] = {}
+    if parts.probe is not None and levels_wanted(parts.settings):
+        levels = fit_levels(replace(parts, tones=curve(parts) if toned else None), access.device)
+        parts, components = replace(parts, levels=levels), {LEVELS: levels}
+    return components | ({TONES: curve(parts)} if toned else {})
 
 
 def _distil(access: PrivateAccess, parts: Parts, probe: Probe) -> Denoiser:

@@ -16,7 +16,7 @@ from rapid.data import ImageSet
 from rapid.dp import PrivateAccess, PublicFacts, calibrate
 from rapid.dp.releases import QuerySpec
 from rapid.dp.rows import PrivateTensor
-from rapid.methods.rapid.ball import EDGES, Ball, radius_of, release_ball
+from rapid.methods.rapid.ball import EDGES, STEP, Ball, radius_of, release_ball
 from rapid.methods.rapid.moments import moments_specs, release_moments
 from rapid.methods.rapid.settings import MomentsSettings
 from rapid.methods.rapid.subspace import Subspace
@@ -63,6 +63,21 @@ def test_offsets_are_in_the_ball_and_of_one_image_each(
         assert torch.allclose(ball.coordinates(row[None])[0], one, atol=1e-5)
 
 
+@given(st.floats(1e-4, 1e2), st.integers(-20, 3), st.integers(0, 4))
+def test_a_vote_for_a_distance_is_shared_and_does_not_jump(scale: float, edge: int, count: int) -> None:
+    """Also at the very edges: the last bits of a distance move votes by about as little."""
+    ball = Ball.public(subspace())
+    row = scale * torch.randn(1, *SHAPE, generator=torch.Generator().manual_seed(6))
+    rows = row * (STEP**edge / ball.distances(row)) * torch.linspace(1 - 1e-6, 1 + 1e-6, count).view(-1, 1, 1, 1)
+    votes = ball.votes(rows)
+    assert votes.shape == (count, len(EDGES) + 1)
+    assert (votes >= 0).all()
+    assert votes.sum(1).numpy() == pytest.approx(np.ones(count), abs=1e-5)
+    assert (votes.double().norm(dim=1) <= 1 + 1e-5).all()
+    nearest = min(max(edge + len(EDGES) - 1, 0), len(EDGES))
+    assert votes[:, nearest].numpy() == pytest.approx(np.ones(count), abs=1e-4)
+
+
 @given(st.integers(0, 99), st.floats(0.1, 1))
 def test_moments_of_offsets_are_those_of_the_coordinates(seed: int, part: float) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -90,13 +105,14 @@ def test_directions_that_public_images_lack_are_not_divided_by_zero() -> None:
 
 @pytest.mark.parametrize("held", range(len(EDGES)))
 def test_without_noise_all_latents_are_held(held: int) -> None:
-    shares = torch.zeros(len(EDGES), dtype=torch.float64)
+    shares = torch.zeros(len(EDGES) + 1, dtype=torch.float64)
     shares[held] = 1
     assert radius_of(shares, 0.0, 0.0, 64) == EDGES[held]
 
 
 def test_noise_makes_the_ball_narrower() -> None:
-    shares = torch.from_numpy(np.exp(-((np.arange(len(EDGES)) - 11) ** 2) / 4))
+    shares = torch.from_numpy(np.exp(-((np.arange(len(EDGES) + 1) - 11) ** 2) / 4))
+    shares[-3:] = 0
     shares /= shares.sum()
     found = [radius_of(shares, 0.0, noise, 64) for noise in (0, 1e-4, 1e-3, 1e-2, 1e-1)]
     assert found == sorted(found, reverse=True)
@@ -104,7 +120,7 @@ def test_noise_makes_the_ball_narrower() -> None:
     # nothing is known, or all is beyond the public ball
     assert radius_of(-shares, 1.0, 1e-4, 64) == radius_of(0 * shares, 0.0, 1e-4, 64) == 1
     # what is noise alone does not widen it
-    noisy = shares + 1e-3 * torch.randn(len(EDGES), dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    noisy = shares + 1e-3 * torch.randn(len(EDGES) + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     assert radius_of(noisy, 1e-3, 1e-6, 64) < EDGES[-1]
 
 
