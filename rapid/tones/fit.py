@@ -25,15 +25,12 @@ DRAWN, SEED = 512, 0
 """Images that are compared with the release."""
 
 
-def released_tones(
-    access: PrivateAccess, sampler: Callable[[], Sampler], frequencies: NDArray[np.float64] | None = None
-) -> dict[str, Component]:
+def released_tones(access: PrivateAccess, sampler: Callable[[], Sampler]) -> dict[str, Component]:
     """The curve as a component, by name; nothing if the budget does not list the release.
 
     Args:
         access: the private images.
         sampler: opens the trained model without a curve, on the first rank alone, which writes components.
-        frequencies: of the classes among private images, as far as a release tells: see `fit_tones`.
 
     Raises:
         LostRank: another rank is gone.
@@ -42,7 +39,7 @@ def released_tones(
     if NAME not in access.budget.names:
         return {}
     tones = release_tones(access)
-    return {NAME: tone_curve(access, sampler if access.ranks.first else None, tones, frequencies)}
+    return {NAME: tone_curve(access, sampler if access.ranks.first else None, tones)}
 
 
 def tone_curve(

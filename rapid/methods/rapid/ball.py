@@ -31,6 +31,10 @@ from rapid.precision import exact_float32
 CENTRE, RADIUS = "centre", "radius"
 SHARES = {CENTRE: 0.3, RADIUS: 0.2}
 """Of the share of the moments; what these have besides is their own."""
+TITLES = {
+    CENTRE: "mean of the latents of all classes, in a public subspace",
+    RADIUS: "distribution of the distances of latents from that mean",
+}
 RANGE = 1.5
 """Without private images, a ball is as wide as so many times the root mean square of public coordinates."""
 STEP = 2**0.25
@@ -118,21 +122,14 @@ def ball_specs(share: float, dataset_size: int) -> list[QuerySpec]:
     """
     return [
         QuerySpec(
-            name=CENTRE,
+            name=name,
             kind="mean",
-            title="mean of the latents of all classes, in a public subspace",
-            share=SHARES[CENTRE] * share,
+            title=title,
+            share=SHARES[name] * share,
             sensitivity=1.0,
             dataset_size=dataset_size,
-        ),
-        QuerySpec(
-            name=RADIUS,
-            kind="mean",
-            title="distribution of the distances of latents from that mean",
-            share=SHARES[RADIUS] * share,
-            sensitivity=1.0,
-            dataset_size=dataset_size,
-        ),
+        )
+        for name, title in TITLES.items()
     ]
 
 

@@ -382,3 +382,27 @@ def test_moments_that_are_not_there_are_refused(
             resume=False,
         )
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_of_a_version_with_other_releases_is_not_resumed(
+    with_moments: Bundle, public_bundle: Path, digits: Path, tiny_settings: RapidSettings, tmp_path: Path
+) -> None:
+    """It is refused before anything is read again or spent; the folder is left as it was."""
+    out = tmp_path / "out"
+    (out / "checkpoints").mkdir(parents=True)
+    manifest = json.loads((with_moments.path / "checkpoints" / "manifest.json").read_text())
+    releases = manifest["budget"]["releases"]
+    manifest["budget"]["releases"] = [one for one in releases if one["spec"]["name"] not in ("centre", "radius")]
+    (out / "checkpoints" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="of another version, with other releases"):
+        train_private_bundle(
+            public_bundle,
+            PrivateImages(digits),
+            out,
+            own_settings(tiny_settings),
+            epsilon=5.0,
+            delta=None,
+            device=CPU,
+            resume=True,
+        )
+    assert json.loads((out / "checkpoints" / "manifest.json").read_text()) == manifest
