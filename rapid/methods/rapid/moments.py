@@ -196,19 +196,18 @@ def estimate(means: Tensor, counts: Tensor, second: Tensor, noise: float, varian
     Returns:
         `means`, float64 (classes, d), and `factors`, float64 (1 or classes, d, d).
     """
-    d = means.shape[1]
     share = class_shares(counts, noise)
     centre = means.sum(0)
-    apart = means / share[:, None] - centre
-    # James and Stein: as much of a class's distance from the centre as noise alone does not explain
-    deviation = noise / WEIGHTS["means"] / share
-    kept = (1 - d * deviation.square() / apart.square().sum(1).clamp_min(1e-12)).clamp_min(0)
-    found = centre + kept[:, None] * apart
-    outer = found[:, :, None] * found[:, None, :]
-    between = (share[:, None, None] * outer).sum(0)
     # off the diagonal the noise is smaller by sqrt(2)
     spread = noise / WEIGHTS["second"] / math.sqrt(2)
-    together = _denoised(second.sum(0) - between, spread * math.sqrt(len(second)), variances)
+    of_all = spread * math.sqrt(len(second))
+    total = _denoised(second.sum(0) - torch.outer(centre, centre), of_all, variances)
+    # no direction's variance is known better than this; one taken for 0 would lose what classes differ by in it
+    total = total + of_all * torch.eye(len(total), dtype=total.dtype)
+    found = centre + _class_offsets(means / share[:, None] - centre, share, noise / WEIGHTS["means"] / share, total)
+    outer = found[:, :, None] * found[:, None, :]
+    between = (share[:, None, None] * outer).sum(0)
+    together = _denoised(second.sum(0) - between, of_all, variances)
     if len(second) == 1:
         return {"means": found, "factors": _root(together)[None]}
     own = [
@@ -216,6 +215,28 @@ def estimate(means: Tensor, counts: Tensor, second: Tensor, noise: float, varian
         for one, weight, product in zip(second, share, outer, strict=True)
     ]
     return {"means": found, "factors": torch.stack([_root(covariance) for covariance in own])}
+
+
+def _class_offsets(found: Tensor, share: Tensor, noise: Tensor, covariance: Tensor) -> Tensor:
+    """Posterior means of where class means lie around the mean of all, float64 (classes, d).
+
+    They are expected to spread as images do: normal, with the covariance of all images times one factor, which is as
+    large as what was found tells beyond the noise (empirical Bayes by the method of moments). So noise in directions in
+    which images hardly vary is taken out, and that of a rare class most of all.
+
+    Args:
+        found: with noise, float64 (classes, d).
+        share: of the classes, of sum 1, float64 (classes,).
+        noise: its standard deviation by class, float64 (classes,).
+        covariance: of all images, float64 (d, d).
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    values = values.clamp_min(0)
+    beyond = (share * (found.square().sum(1) - found.shape[1] * noise.square())).sum().clamp_min(0)
+    prior = values * (beyond / values.sum().clamp_min(LEAST))
+    weights = prior / (prior + noise.square()[:, None]).clamp_min(LEAST)
+    offsets: Tensor = (weights * (found @ vectors)) @ vectors.mT
+    return offsets
 
 
 def class_shares(counts: Tensor, noise: float) -> Tensor:

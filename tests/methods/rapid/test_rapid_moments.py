@@ -174,6 +174,36 @@ def test_noise_is_shrunk_away() -> None:
     assert (covariance - torch.diag(variances)).norm() < 0.4 * (second - torch.diag(variances)).norm()
 
 
+@pytest.mark.parametrize("noise", [1e-5, 1e-4, 3e-4, 1e-3])
+@pytest.mark.parametrize("like_public", [True, False])
+def test_means_of_rare_classes_have_less_noise(noise: float, like_public: bool) -> None:
+    """The posterior mean with the true prior is the best; where images vary as public ones do, `estimate` is close."""
+    generator = torch.Generator().manual_seed(10)
+    d, spread = 30, 0.5
+    deviations = torch.logspace(0, -2, d, dtype=torch.float64) / d**0.5
+    turn = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64, generator=generator))[0]
+    turn = torch.eye(d, dtype=torch.float64) if like_public else turn
+    shares = torch.tensor([0.3, 0.25, 0.2, 0.15, 0.05, 0.05], dtype=torch.float64)
+    errors = torch.zeros(3, dtype=torch.float64)
+    for _ in range(20):
+        true = spread**0.5 * torch.randn(6, d, dtype=torch.float64, generator=generator) * deviations @ turn.T
+        true -= shares @ true
+        second = (
+            turn @ torch.diag(deviations.square()) @ turn.T + noise * symmetric_noise((d, d), generator) / 0.55**0.5
+        )
+        means = shares[:, None] * true + noise / 0.35**0.5 * torch.randn(6, d, dtype=torch.float64, generator=generator)
+        raw = means / shares[:, None]
+        found = estimate(means, shares, second[None], noise, deviations.square())["means"]
+        prior = spread * deviations.square()
+        of_means = (noise / 0.35**0.5 / shares[:, None]) ** 2
+        best = (prior / (prior + of_means) * (raw @ turn)) @ turn.T
+        errors += torch.stack([(one - true)[-2:].square().sum() for one in (found, best, raw)])
+    found_error, best_error, raw_error = errors.tolist()
+    assert found_error < 1.01 * raw_error
+    if like_public:
+        assert found_error < 1.25 * best_error
+
+
 @hypothesis_settings(max_examples=30, deadline=None)
 @given(
     d=st.integers(1, 12),
