@@ -28,7 +28,7 @@ class PrivateChoice(Protocol):
     """A request to choose settings of a private run by public facts and a measurement, before anything is spent."""
 
     def measured(self, settings: MethodSettings, device: torch.device, processes: int) -> float:
-        """What is measured on the first rank, and told to the others."""
+        """What is measured on the first rank, and told to the others; only where `out` holds no earlier run."""
 
     def private_settings(
         self, settings: MethodSettings, facts: Any, epsilon: float, found: float, out: Path, *, first: bool
@@ -39,7 +39,7 @@ class PrivateChoice(Protocol):
             settings: as the user gave them.
             facts: `PublicFacts` of the private images.
             epsilon: of the whole run.
-            found: what `measured` found.
+            found: what `measured` found; 0 if `out` holds an earlier run.
             out: folder of the run.
             first: whether this is the first rank, which tells.
 

@@ -23,7 +23,7 @@ from rapid.data.units import ONE_IMAGE, ONE_PERSON
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget, calibrate
 from rapid.dp.ledger import Ledger, Limit, default_path
-from rapid.dp.releases import default_delta
+from rapid.dp.releases import DpSgdSpec, QuerySpec, default_delta
 from rapid.dp.spending import Charge
 from rapid.dp.statement import privacy_statement
 from rapid.errors import InputError
@@ -32,7 +32,7 @@ from rapid.methods import find_method
 from rapid.methods.base import Checking, Method
 from rapid.ranks import Ranks
 from rapid.rounding import as_typed, rounded_down
-from rapid.stages.automatic import PrivateChoice
+from rapid.stages.automatic import PrivateChoice, earlier_settings
 from rapid.tones.release import warn_if_hidden
 from rapid.training import RunFolder
 
@@ -177,10 +177,9 @@ def _prepare(
     asked = {"settings": settings.model_dump(mode="json")} | public_request(images, facts, public, epsilon, spent_at)
     specs = method.releases(settings, facts, public)
     budget = _earlier_budget(out, asked)
-    if budget is not None and budget.names != tuple(spec.name for spec in specs):
-        problem = "holds a run of another version, with other releases; finish it with that, or give a new folder"
-        raise InputError("out", problem, out)
-    if budget is None:
+    if budget is not None:
+        check_releases(budget, specs, out)
+    else:
         group_size = settings.private.group_size
         budget = calibrate(specs, epsilon=epsilon, delta=spent_at, group_size=group_size, unit=facts.unit)
         # computed now: if it fails, no steps are spent for a statement that cannot be made
@@ -259,6 +258,22 @@ def public_request(images: ImageSet, facts: PublicFacts, base: Bundle | None, ep
     return asked | ({"unit": facts.unit} if images.units is not None else {})
 
 
+def check_releases(earlier: Budget, specs: Sequence[DpSgdSpec | QuerySpec], out: Path) -> None:
+    """Refuse to go on with a run whose releases are not those of this version.
+
+    Args:
+        earlier: of the run in `out`.
+        specs: releases that the same request has now.
+        out: folder of the run.
+
+    Raises:
+        InputError: they have other names.
+    """
+    if earlier.names != tuple(spec.name for spec in specs):
+        problem = "holds a run of another version, with other releases; finish it with that, or give a new folder"
+        raise InputError("out", problem, out)
+
+
 def warn_of(images: ImageSet, facts: PublicFacts, budgets: Sequence[Budget]) -> None:
     """Warn of a delta that promises little, of classes that the labels decide, and of tones that noise would hide.
 
@@ -288,9 +303,16 @@ def _chooser(
     device: torch.device,
     ranks: Ranks,
 ) -> Callable[[PublicFacts], MethodSettings]:
-    """The choice of settings as a function of public facts alone, the same on all ranks."""
-    measured = ranks.all_or_none(lambda: automatic.measured(settings, device, ranks.count) if ranks.first else 0.0)
-    found = ranks.broadcast(measured)
+    """The choice of settings as a function of public facts alone, the same on all ranks.
+
+    Nothing is measured if there is an earlier run in `out`, which has its settings.
+    """
+
+    def measure() -> float:
+        wanted = ranks.first and not earlier_settings(out, "train-private")
+        return automatic.measured(settings, device, ranks.count) if wanted else 0.0
+
+    found = ranks.broadcast(ranks.all_or_none(measure))
     return lambda facts: automatic.private_settings(settings, facts, epsilon, found, out, first=ranks.first)
 
 

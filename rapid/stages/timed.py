@@ -69,15 +69,12 @@ class TimedSteps:
             raise InputError("minutes", f"decides the number of steps, as --set {STEPS} does; leave one of them out")
 
     def measured(self, settings: MethodSettings, device: torch.device, processes: int) -> float:
-        """Seconds of a step of all processes together; 0 if an earlier run in `out` has its number of steps.
+        """Seconds of a step of all processes together.
 
         Raises:
             InputError: the method has no steps, or settings that do not fit the base.
         """
-        if not isinstance(settings.private, DpSgdSettings):
-            raise InputError("minutes", f"{settings.method} has no steps of which there could be more or fewer")
-        if earlier_settings(self.out, "train-private"):
-            return 0.0
+        _with_steps(settings)
         least = min(LEAST_SECONDS, LEAST_SHARE * 60 * self.minutes)
         return seconds_per_step(self.base, settings, device, least) / processes
 
@@ -85,6 +82,7 @@ class TimedSteps:
         self, settings: MethodSettings, facts: Any, epsilon: float, found: float, out: Path, *, first: bool
     ) -> MethodSettings:
         """With the steps that fit; see `rapid.stages.automatic.PrivateChoice`."""
+        _with_steps(settings)
         if earlier := earlier_settings(out, "train-private"):
             steps = earlier.get("private", {}).get("steps")
         else:
@@ -99,8 +97,7 @@ class TimedSteps:
         Raises:
             InputError: none fits.
         """
-        method, own = find_method(settings.method), settings.private
-        assert isinstance(own, DpSgdSettings)
+        method, own = find_method(settings.method), _with_steps(settings)
         other = 0.0
         if isinstance(method, Paced):
             other = method.other_work(settings) / (own.expected_batch * own.multiplicity) * seconds
@@ -110,6 +107,13 @@ class TimedSteps:
                 "minutes", f"are too few: what comes beside DP-SGD takes about {other / 60:.1f} of them", self.minutes
             )
         return max(1, steps)
+
+
+def _with_steps(settings: MethodSettings) -> DpSgdSettings:
+    """The private settings of a method that trains by DP-SGD; others have no steps to choose."""
+    if not isinstance(settings.private, DpSgdSettings):
+        raise InputError("minutes", f"{settings.method} has no steps of which there could be more or fewer")
+    return settings.private
 
 
 def seconds_per_step(

@@ -39,7 +39,16 @@ from rapid.mapped import scratch_in
 from rapid.methods.base import Method
 from rapid.progress import hidden
 from rapid.rounding import as_typed
-from rapid.stages.private import Json, Prepared, method_and_base, public_request, read_private, warn_of, write_model
+from rapid.stages.private import (
+    Json,
+    Prepared,
+    check_releases,
+    method_and_base,
+    public_request,
+    read_private,
+    warn_of,
+    write_model,
+)
 from rapid.stopping import check_stop
 from rapid.training import RunFolder
 
@@ -241,6 +250,8 @@ def _prepare(
     if selection is None:
         selection = calibrate_selection(specs, epsilon=epsilon, delta=spent_at, trials=trials, unit=facts.unit)
         warn_of(images, facts, [one.budget for one in selection.candidates])
+    for one in selection.candidates:
+        check_releases(one.budget, specs[one.name], out)
     runs = {
         one.name: Prepared(
             opened[one.name][0], candidates[one.name], opened[one.name][1], images, facts, account, assignment,

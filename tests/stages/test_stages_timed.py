@@ -11,13 +11,16 @@ import torch
 from methods.tiny import TINY
 from tests_process import run
 
-from rapid.config.sections import DpSgdSettings
+from rapid.bundle import Bundle
+from rapid.config.sections import DpSgdSettings, MethodSettings
+from rapid.data.private import PrivateImages
 from rapid.errors import InputError
 from rapid.methods import apply_overrides, find_method
 from rapid.methods.base import Paced
 from rapid.methods.dp_gan.settings import DpGanSettings
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.stages.automatic import WORK
+from rapid.stages.private import train_private_bundle
 from rapid.stages.timed import TimedSteps, seconds_per_step
 
 CPU = torch.device("cpu")
@@ -72,19 +75,30 @@ def test_the_main_training_is_measured_on_a_base_too(public_bundle: Path, tiny_s
     assert 0 < small < large < 60
 
 
-def test_an_earlier_run_is_not_measured_again(tmp_path: Path, tiny_settings: RapidSettings) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    settings = tiny_settings.model_dump(mode="json")
-    settings["private"]["steps"] = 77
-    manifest = {"command": "train-private", "settings": settings}
-    (tmp_path / "checkpoints" / "manifest.json").write_text(json.dumps(manifest))
+class _Unmeasured(TimedSteps):
+    """A request whose run is there already."""
+
+    def measured(self, settings: MethodSettings, device: torch.device, processes: int) -> float:
+        raise AssertionError("measured again")
+
+
+def test_an_earlier_run_is_not_measured_again(tmp_path: Path, digits: Path) -> None:
+    settings = apply_overrides({"method": "dpdm", "image": {"size": 32}}, DPDM)
+
+    def train(choice: TimedSteps, *, resume: bool) -> Bundle | None:
+        return train_private_bundle(
+            None, PrivateImages(digits), tmp_path / "out", settings, epsilon=5.0, delta=1e-3, device=CPU,
+            resume=resume, ledger=tmp_path / "ledger.jsonl", automatic=choice,
+        )  # fmt: skip
+
     said: list[str] = []
-    request = TimedSteps(None, tmp_path, (), 1.0, said.append)
-    assert request.measured(tiny_settings, CPU, 1) == 0
-    found = request.private_settings(tiny_settings, None, 1.0, 0.0, tmp_path, first=True)
-    assert isinstance(found.private, DpSgdSettings)
-    assert found.private.steps == 77
-    assert not said
+    first = train(TimedSteps(None, tmp_path / "out", DPDM, 0.02, said.append), resume=False)
+    assert first is not None
+    assert len(said) == 1
+    again = train(_Unmeasured(None, tmp_path / "out", DPDM, 1.0, said.append), resume=True)
+    assert again is not None
+    assert again.config == first.config
+    assert len(said) == 1
 
 
 def test_a_gan_is_measured_at_a_fixed_frequency_of_generator_steps() -> None:
@@ -130,10 +144,11 @@ def test_what_comes_before_the_steps_is_not_measured(tiny_settings: RapidSetting
 
 
 def test_a_method_without_steps_is_refused(tmp_path: Path) -> None:
-    from rapid.config.sections import MethodSettings
-
+    settings, choice = MethodSettings(method="means"), TimedSteps(None, tmp_path, (), 1.0, print)
     with pytest.raises(InputError, match="has no steps"):
-        TimedSteps(None, tmp_path, (), 1.0, print).measured(MethodSettings(method="means"), CPU, 1)
+        choice.measured(settings, CPU, 1)
+    with pytest.raises(InputError, match="has no steps"):
+        choice.private_settings(settings, None, 1.0, 0.0, tmp_path, first=True)
 
 
 def _with_batch(settings: RapidSettings, batch: int) -> RapidSettings:

@@ -226,6 +226,20 @@ def test_resuming_with_another_request_is_refused(private: Path) -> None:
         tune(private, Referee(), 5.0, resume=True)
 
 
+def test_a_run_of_a_version_with_other_releases_is_not_resumed(private: Path) -> None:
+    with stop_on_signal(), pytest.raises(Stopped):
+        tune(private, Referee(stop_at(0)))
+    path = private.parent / "out" / "checkpoints" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for candidate in manifest["selection"]["candidates"]:
+        candidate["budget"]["releases"][0]["spec"]["name"] = "earlier"
+    path.write_text(json.dumps(manifest))
+    before = spent(private)
+    with pytest.raises(InputError, match="of another version, with other releases"):
+        tune(private, Referee(), resume=True)
+    assert spent(private) == before
+
+
 def test_what_cannot_be_tuned(private: Path) -> None:
     tree = {"method": "class-means", "image": {"size": 8}}
     one = apply_overrides(tree, [])
