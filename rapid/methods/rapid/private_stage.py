@@ -222,6 +222,10 @@ def check_base(base: Bundle | None, settings: RapidSettings) -> None:
     if settings.private.moments.share > 0 and not base.has(SUBSPACE):
         problem = "--base was made without the subspace that moments need; build it again"
         raise InputError("private.moments.share", problem, settings.private.moments.share)
+    lowest, highest = settings.private.moments.warmup_from, trained_timesteps(settings)
+    if settings.private.moments.share > 0 and lowest > highest:
+        problem = f"is above {highest}, the last timestep that is trained privately; lower it, or raise private.start"
+        raise InputError("private.moments.warmup_from", problem, lowest)
     if _moves_public(settings) and base.component(SUBSPACE, Subspace).examples is None:
         problem = "--base keeps no latents of public images; build it with subspace.examples above 0, or use gaussian"
         raise InputError("private.moments.warmup_on", problem, "public")

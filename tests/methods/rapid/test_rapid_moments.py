@@ -414,6 +414,26 @@ def test_moments_that_are_not_there_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_warm_up_that_has_no_timesteps_is_refused(
+    public_bundle: Path, digits: Path, tiny_settings: RapidSettings, tmp_path: Path
+) -> None:
+    low = apply_overrides(
+        own_settings(tiny_settings).model_dump(mode="json"), ["private.start=200", "generation.start=200"]
+    )
+    with pytest.raises(InputError, match="warmup_from 300: is above 200"):
+        train_private_bundle(
+            public_bundle,
+            PrivateImages(digits),
+            tmp_path / "out",
+            low,
+            epsilon=5.0,
+            delta=None,
+            device=CPU,
+            resume=False,
+        )
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_run_of_a_version_with_other_releases_is_not_resumed(
     with_moments: Bundle, public_bundle: Path, digits: Path, tiny_settings: RapidSettings, tmp_path: Path
 ) -> None:
