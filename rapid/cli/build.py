@@ -57,6 +57,10 @@ def _asked(options: argparse.Namespace) -> tuple[Bundle | None, MethodSettings |
     if networks is not None and networks.config.kind == "networks":
         settings = settings_of_networks(networks, options)
         refuse_minutes(options)
+    elif networks is not None and options.preset is None and options.method in (None, networks.config.method):
+        own: MethodSettings = networks.settings_as(find_method(networks.config.method).settings)
+        settings = apply_overrides(own.model_dump(mode="json"), options.overrides)
+        refuse_minutes(options)
     elif options.preset == AUTO or (options.preset is None and _chooses(options.method)):
         method = options.method or DEFAULT_METHOD
         # all else is chosen by the images, which take longer to read

@@ -32,7 +32,7 @@ def _build_kb(subparsers: Subparsers) -> None:
     )
     build.add_argument("--method", metavar="NAME", help="method; default: that of --preset")
     reuse = "trained networks to build on, without training: builtin:scripts, or exported ones; or a public bundle of "
-    reuse += "the same images: reuse every part that the settings do not change"
+    reuse += "the same images: its settings, and every part that --preset and --set do not change"
     build.add_argument("--networks", type=Path, metavar="DIR|builtin:NAME", help=reuse)
     _label_column(build)
     _output(build)
@@ -63,7 +63,7 @@ def _plan(subparsers: Subparsers) -> None:
 def _train_private(subparsers: Subparsers) -> None:
     private = _command(subparsers, "train-private", "train:train_private", "fine-tune on private images with DP-SGD")
     _private_run(private)
-    _minutes(private, "time of the private stage, which decides the number of steps; default: that of the settings")
+    _minutes(private, "of the private stage, which decide the number of steps; default: 30 by auto, else private.steps")
 
 
 def _tune(subparsers: Subparsers) -> None:
@@ -102,7 +102,7 @@ def _generate(subparsers: Subparsers) -> None:
     generate = _command(subparsers, "generate", "generate:generate", "generate synthetic images")
     generate.add_argument("--model", type=Path, required=True, metavar="DIR", help="bundle to sample from")
     generate.add_argument("--count", type=int, metavar="N", help="number of images")
-    out = "a folder (in the form of Hugging Face's imagefolder), or a file; .png is one picture of all images"
+    out = "a folder (in the form of Hugging Face's imagefolder), or a file; .png is one picture of up to 2500 images"
     generate.add_argument("--out", type=Path, required=True, metavar="FOLDER|FILE.npz|.parquet|.png", help=out)
     generate.add_argument("--labels", metavar="0,1,2|all", help="classes to cycle through, by name or number")
     counts = "images of each class, instead of --count; a file: .json with an object, or .csv with lines class,count"
@@ -214,11 +214,11 @@ def _audit(subparsers: Subparsers) -> None:
     words = "test noise, sensitivity and sampling of each step, and bound epsilon from below by training on canaries"
     audit = _command(subparsers, "audit", "audit:audit", words)
     audit.add_argument("--epsilon", type=float, required=True, metavar="E", help="the claim to test")
-    audit.add_argument("--delta", type=float, default=1e-5, metavar="D")
+    audit.add_argument("--delta", type=float, default=1e-5, metavar="D", help="of the claim; default: 1e-5")
     audit.add_argument("--canaries", type=int, metavar="M", help="default: 1000; with --end-to-end: 200")
     audit.add_argument("--steps", type=int, default=50, metavar="S", help="of each training; default: 50")
     audit.add_argument("--sample-rate", type=float, metavar="Q", help="default: 0.25; with --end-to-end: 0.1")
-    audit.add_argument("--confidence", type=float, default=0.95, metavar="P")
+    audit.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of all bounds; default: 0.95")
     audit.add_argument("--base", type=Path, metavar="DIR", help="public bundle: audit the training of its networks")
     whole = "run the whole private stage, as train-private does, on canary images instead"
     audit.add_argument("--end-to-end", action="store_true", help=whole)

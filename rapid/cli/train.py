@@ -142,14 +142,20 @@ def train_private(options: argparse.Namespace) -> None:
 
 def _automatic(options: argparse.Namespace) -> PrivateChoice | None:
     """A request that the method chooses, if --preset auto or an automatic --base asks for it; or the steps alone."""
-    if options.base is not None and options.preset in (None, AUTO):
-        config = Bundle.open(options.base, "base", "public").config
-        if AUTO in (options.preset, config.settings.get("preset")):
-            minutes = MINUTES if options.minutes is None else options.minutes
-            return AutomaticChoice(config.method, tuple(options.overrides), minutes, print)
+    if settings_chosen(options):
+        method = Bundle.open(options.base, "base", "public").config.method
+        minutes = MINUTES if options.minutes is None else options.minutes
+        return AutomaticChoice(method, tuple(options.overrides), minutes, print)
     if options.minutes is None:
         return None
     return TimedSteps(options.base, options.out, tuple(options.overrides), options.minutes, print)
+
+
+def settings_chosen(options: argparse.Namespace) -> bool:
+    """Whether a run with these options chooses its settings: by --preset auto, or on an automatic --base."""
+    if options.base is None or options.preset not in (None, AUTO):
+        return False
+    return AUTO in (options.preset, Bundle.open(options.base, "base", "public").config.settings.get("preset"))
 
 
 def tell_fit(form: ImageSettings) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from rapid.bundle.card import privacy_in_words
-from rapid.cli.train import private_images, settings_of_run, tell_fit
+from rapid.cli.train import private_images, settings_chosen, settings_of_run, tell_fit
 from rapid.config.sections import MethodSettings
 from rapid.dp.selection import Selection
 from rapid.dp.trials import LARGEST_MEAN, LARGEST_SHAPE, Trials
@@ -37,6 +37,9 @@ def tune(options: argparse.Namespace) -> None:
         partial(train_labeller, count=options.score_images), options.score_share, {"images": options.score_images}
     )
     tell_fit(next(iter(candidates.values())).image)
+    if settings_chosen(options):
+        told = "tune does not choose: what --set and the candidates leave out is that of --base, also batch and steps"
+        print(told, file=sys.stderr, flush=True)
     print(f"planning the noise of {len(candidates)} candidates", file=sys.stderr, flush=True)
     bundle = tune_private_bundle(
         options.base,

@@ -229,6 +229,18 @@ def test_networks_are_reused_with_and_without(off: Path, letters: Path, public_b
     assert config(tmp_path / "without")["components"] == kept
 
 
+def test_a_bundle_given_as_networks_brings_its_settings(public_bundle: Path, letters: Path, tmp_path: Path) -> None:
+    build = ("build-kb", "--public", letters, "--networks", public_bundle, "--out")
+    done(*build, tmp_path / "same")
+    assert config(tmp_path / "same")["components"] == config(public_bundle)["components"]
+    done(*build, tmp_path / "other", "--set", "retrieval.k=500")
+    same, other = config(public_bundle), config(tmp_path / "other")
+    assert other["settings"]["retrieval"] == same["settings"]["retrieval"] | {"k": 500}
+    changed = {name for name, digest in other["components"].items() if digest != same["components"][name]}
+    assert changed == RECORDS
+    assert "--minutes: is for settings that choose themselves" in refused(*build, tmp_path / "no", "--minutes", 1)
+
+
 def test_exported_networks(off: Path, digits: Path, networks: Bundle, tmp_path: Path) -> None:
     alone = export_networks(off, tmp_path / "alone").path
     assert not (alone / "encoder").exists()

@@ -93,8 +93,8 @@ class ProbeGuidance:
     C * gradient. With the moments of the classes C is that of their Gaussians, which keeps images away from where no
     private ones are; without them, that of standard normal latents.
 
-    No scale says how far, because one that suits a probe is too large for another: every move is `REACH` long, and
-    there is none where the probability of the label has reached the limit of its class. Beyond it images would become
+    No scale says how far, because one that suits a probe is too large for another: every move is `REACH` long. Over
+    the last part of the way to the limit of its class (`RAMP`) it shrinks to 0. Beyond it images would become
     caricatures.
 
     Each row is treated for itself. What the probe sees follows from the timestep, so a seed keeps its images.

@@ -54,7 +54,7 @@ def moments_specs(settings: MomentsSettings, dataset_size: int) -> list[QuerySpe
     own = QuerySpec(
         name=NAME,
         kind="mean",
-        title="means of the latents of each class, and their covariance, around that mean",
+        title="sizes, means and covariances of the classes, around that mean; variance outside of the subspace",
         share=settings.share * math.sqrt(1 - sum(share**2 for share in SHARES.values())),
         sensitivity=1.0,
         dataset_size=dataset_size,
