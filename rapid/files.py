@@ -14,6 +14,9 @@ from typing import Any
 
 from rapid.errors import InputError
 
+SHOWN = 40
+"""Characters of a file's name in that of its temporary folder."""
+
 
 def check_folder(folder: Path, field: str, value: Path) -> None:
     """Refuse a folder in which nothing can be written, before any work is done. Nothing is left in it.
@@ -43,18 +46,24 @@ def check_folder(folder: Path, field: str, value: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the folder of `path`; on a clean exit it replaces `path`.
 
-    The block creates a file or a folder at the yielded path. A folder that is already at `path` is removed just
-    before the rename. If the block raises, `path` is untouched and the temporary is removed.
+    The block creates a file or a folder at the yielded path. A folder that is already at `path` is moved aside just
+    before the rename, and removed after it. If the block raises, `path` is untouched and the temporary is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    target = scratch / path.name
+    # a part of the name: the whole may be as long as a file system allows
+    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name[:SHOWN]}.", dir=path.parent))
+    target, aside = scratch / path.name, scratch / "replaced"
     try:
         yield target
         _sync(target)
-        if path.is_dir():
-            path.rename(scratch / "replaced")
-        target.replace(path)
+        try:
+            if path.is_dir():
+                path.rename(aside)
+            target.replace(path)
+        except BaseException:
+            if os.path.lexists(aside) and not os.path.lexists(path):
+                aside.rename(path)
+            raise
         _sync_entry(path.parent)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

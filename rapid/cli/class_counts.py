@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rapid.errors import InputError
+from rapid.parsing import parse_json
 from rapid.sampling.generate import MAX_COUNT, MAX_DIGITS, resolve_labels
 
 FIELD = "class_counts"
@@ -53,12 +54,13 @@ def read_class_counts(value: str, classes: Sequence[str]) -> list[int]:
 def _entries(value: str) -> list[tuple[str, Any]]:
     """Names and counts as they are written."""
     path = Path(value)
-    if "=" in value and not path.is_file():
+    # unlike Path.is_file, it takes a name that no file can have
+    if "=" in value and not os.path.isfile(value):  # noqa: PTH113
         pairs = [pair if "=" in pair else f"{pair}=" for pair in value.split(",") if pair.strip()]
         return [(name.strip(), count) for name, _, count in (pair.rpartition("=") for pair in pairs)]
     try:
         content = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError):
         raise InputError(FIELD, f"is no file that can be read; {FORMS}", value) from None
     return _json_entries(content, value) if path.suffix == ".json" else _csv_entries(content, value)
 
@@ -66,7 +68,7 @@ def _entries(value: str) -> list[tuple[str, Any]]:
 def _json_entries(content: str, value: str) -> list[tuple[str, Any]]:
     try:
         # as pairs: a dict would hide a class that stands there twice
-        pairs = json.loads(content, object_pairs_hook=list)
+        pairs = parse_json(content, object_pairs_hook=list)
     except ValueError:
         raise InputError(FIELD, f"is not JSON; {FORMS}", value) from None
     if not content.lstrip().startswith("{"):
@@ -75,7 +77,10 @@ def _json_entries(content: str, value: str) -> list[tuple[str, Any]]:
 
 
 def _csv_entries(content: str, value: str) -> list[tuple[str, Any]]:
-    rows = [row for row in csv.reader(content.splitlines()) if any(cell.strip() for cell in row)]
+    try:
+        rows = [row for row in csv.reader(content.splitlines()) if any(cell.strip() for cell in row)]
+    except csv.Error:
+        raise InputError(FIELD, f"is not CSV; {FORMS}", value) from None
     if any(len(row) != 2 for row in rows):
         raise InputError(FIELD, f"has a line without two columns; {FORMS}", value)
     entries = [(name.strip(), count) for name, count in rows]

@@ -57,7 +57,8 @@ def write_predictions(
         probabilities: float32 (n, classes).
     """
     likely = probabilities.argmax(1)
-    with replacing(out) as target, target.open("w", encoding="utf-8", newline="") as stream:
+    # names of files that are not UTF-8 are written as they are
+    with replacing(out) as target, target.open("w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow(["image", "label", *(f"p({name})" for name in classes)])
         for name, label, row in zip(names, likely.tolist(), probabilities.tolist(), strict=True):

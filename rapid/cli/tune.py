@@ -20,6 +20,7 @@ from rapid.errors import InputError
 from rapid.evaluate.scoring import train_labeller
 from rapid.methods import find_method
 from rapid.methods.base import Classifying
+from rapid.parsing import parse_yaml
 from rapid.rounding import rounded_up
 from rapid.runtime import choose_device
 from rapid.stages.tuned import Scoring, tune_private_bundle
@@ -119,7 +120,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
         InputError: the file cannot be read, or holds something else.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError("candidates", f"cannot be read ({error.strerror})", path) from None
     except (yaml.YAMLError, UnicodeDecodeError):

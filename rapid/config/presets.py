@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from rapid.config.sections import MethodSettings
 from rapid.errors import InputError
+from rapid.parsing import parse_yaml
 
 S = TypeVar("S", bound=MethodSettings)
 Tree = dict[str, Any]
@@ -191,7 +192,7 @@ def _apply(tree: Tree, override: str) -> None:
         if not isinstance(tree, dict):
             raise _refusal(name, f"'{section}' is a value, not a section")
     try:
-        tree[leaf] = yaml.safe_load(value)
+        tree[leaf] = parse_yaml(value)
     except yaml.YAMLError:
         raise InputError("set", "the value is not valid YAML", override) from None
 

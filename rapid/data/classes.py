@@ -6,6 +6,7 @@ was there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,9 +37,10 @@ def read_classes(value: str, field: str = "classes") -> tuple[str, ...]:
         names = value.removesuffix(",").split(",")
     else:
         path = Path(value)
-        if path.is_dir():
+        # unlike those of Path, these take a name that no file can have
+        if os.path.isdir(value):  # noqa: PTH112
             names = [folder.name for folder in class_folders(path)]
-        elif path.is_file():
+        elif os.path.isfile(value):  # noqa: PTH113
             names = _lines(path, field)
         else:
             raise InputError(field, "is neither names such as a,b,c nor a file or folder; a single name is 'a,'", value)
@@ -53,7 +55,7 @@ def checked(names: Sequence[str], field: str, value: object = None) -> tuple[str
     """
     if not names:
         raise InputError(field, "names no classes", value)
-    if not all(names):
+    if not all(name.strip() for name in names):
         raise InputError(field, "has an empty name", value)
     if len(set(names)) < len(names):
         raise InputError(field, "has a name twice", value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -40,6 +41,9 @@ def check_target(path: Path, count: int | None = None) -> None:
         InputError: another suffix, a file's name that is a folder, a folder that is a file or not empty, a place where
             nothing can be written, parquet without pyarrow, or more images than a picture can show.
     """
+    path = Path(os.path.realpath(path))
+    if path == Path.cwd():
+        raise InputError("out", "is the current folder; give a new one", path)
     if path.suffix in (NPZ, PARQUET, PICTURE):
         if path.is_dir():
             raise InputError("out", "is a folder; choose another name", path)
@@ -81,6 +85,8 @@ def write_samples(
         classes: class names.
         text: text chunks of every PNG, such as `rapid.bundle.info.provenance`, and metadata of a parquet file.
     """
+    # a link stays, and what it leads to is written
+    path = Path(os.path.realpath(path))
     with replacing(path) as target:
         match path.suffix:
             case ".npz":

@@ -65,6 +65,9 @@ def load_images(
         found = find_reader(source)(source)
     if classes is not None and found.labels is None:
         raise InputError(field, "has no labels, so there are no classes to declare; leave out --classes", path)
+    if found.labels is not None and any(not _is_text(name) for name in found.labels.names):
+        problem = "has a class whose name is not UTF-8; rename its folder or its labels"
+        raise InputError(field, problem, path)
     return ImageSet(
         found.images,
         None if found.labels is None else found.labels.numbers,
@@ -93,3 +96,12 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be written into files: that of a folder may be bytes of another encoding."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -199,7 +199,7 @@ class RapidPipeline(DiffusionPipeline):  # type: ignore[misc]
         """The number of images, and the class index of each; None for all classes in turn."""
         if labels is None:
             return 1 if count is None else count, None
-        if isinstance(labels, str | int):
+        if isinstance(labels, str | int | np.integer):
             count = 1 if count is None else count
             return count, resolve_labels(self.model.classes, [labels]) * count
         chosen = resolve_labels(self.model.classes, labels)

@@ -7,7 +7,6 @@ the sample rate of the model. That the model was trained by the same build, only
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from rapid.dp.audit import Finding, StepAudit, audit_steps
 from rapid.errors import InputError
 from rapid.methods import find_method
 from rapid.methods.base import Inspectable
+from rapid.parsing import parse_json
 from rapid.release.accounts import Statement
 from rapid.release.policy import AuditPolicy
 from rapid.release.rules import Rule, rule
@@ -88,7 +88,7 @@ def read_audit(path: Path) -> Json:
     """
     try:
         content = path.read_bytes()
-        earlier = _Earlier.model_validate(json.loads(content))
+        earlier = _Earlier.model_validate(parse_json(content))
     except (OSError, ValueError, ValidationError):
         raise InputError("audit", "is not what rapid audit --json prints; write its output to a file", path) from None
     if earlier.rapid != rapid.__version__:

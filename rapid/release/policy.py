@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rapid.dp.releases import MIN_DELTA
 from rapid.errors import InputError
+from rapid.parsing import parse_yaml
 
 EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
 """Numbers such as 1e-5, which YAML 1.1 takes for text."""
@@ -150,13 +151,13 @@ def read_policy(path: Path, field: str = "policy") -> Policy:
     """
     try:
         # a safe loader: it makes plain objects only
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        content = parse_yaml(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise InputError(field, f"cannot be read ({error.strerror}); give a YAML file", path) from None
     except UnicodeDecodeError:
         raise InputError(field, "is not a text file; give a YAML file", path) from None
     except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or "a character is not allowed"
+        problem = getattr(error, "problem", None) or " ".join(map(str, error.args)) or "a character is not allowed"
         raise InputError(field, f"is not valid YAML: {problem}", path) from None
     if content is None:
         content = {}

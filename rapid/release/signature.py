@@ -31,7 +31,7 @@ def new_key(path: Path) -> Path:
     Raises:
         InputError: one of the files exists, or cannot be written.
     """
-    public = path.with_suffix(".pub")
+    public = path.with_suffix(".pub") if path.name else path
     if public == path:
         raise InputError("new_key", "is the private key's file, such as key.pem; key.pub is written beside it", path)
     for taken in (path, public):
@@ -42,7 +42,12 @@ def new_key(path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_new(path, pem, 0o600)
-        _write_new(public, public_pem(key.public_key()), 0o644)
+        try:
+            _write_new(public, public_pem(key.public_key()), 0o644)
+        except OSError:
+            # half a pair is of no use, and would be in the way
+            path.unlink()
+            raise
     except OSError as error:
         raise InputError("new_key", f"cannot be written ({error.strerror})", path) from None
     return public
@@ -105,10 +110,14 @@ def is_signed(key: Ed25519PublicKey, signature: bytes, content: bytes) -> bool:
 
 def _write_new(path: Path, content: bytes, mode: int) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(handle, "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(handle)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(handle)
+    except OSError:
+        path.unlink()
+        raise
 
 
 def _read(path: Path, field: str) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import BaseModel, Field, ValidationError
 
 from rapid.errors import InputError, PrivacyRefused
+from rapid.parsing import parse_json
 from rapid.release.contents import differences
 from rapid.release.policy import Policy
 from rapid.release.report import FORMAT, JSON, PAGE, SIGNATURE, canonical
@@ -79,7 +79,7 @@ def verify(
             "the signature is not that of this report by this key: it was altered, or signed by another"
         )
     try:
-        content = json.loads(written)
+        content = parse_json(written)
         report = _Report.model_validate(content)
     except (ValueError, ValidationError):
         raise InputError("verify", "is a report of another version of rapid", folder) from None

@@ -198,7 +198,7 @@ def resolve_labels(classes: Sequence[str], labels: Sequence[int | str]) -> list[
     resolved = []
     for label in labels:
         text = str(label)
-        if text in names and not isinstance(label, int):
+        if text in names and not isinstance(label, int | np.integer):
             resolved.append(names[text])
         elif text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and int(text) < len(classes):
             resolved.append(int(text))

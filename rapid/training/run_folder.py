@@ -192,7 +192,7 @@ class RunFolder:
         """
         for folder in (self.out, self._checkpoints):
             for path in folder.glob(".*.*"):
-                if path.is_dir():
+                if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
 
     @contextmanager

@@ -28,6 +28,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from rapid.errors import InputError
+from rapid.parsing import parse_yaml
 from rapid_server.setting_types import check_origin, is_loopback, split_list, split_model, split_token
 
 PREFIX = "RAPID_SERVE_"
@@ -197,7 +198,7 @@ def _from_file(path: Path, field: str, prefix: str) -> dict[str, Any]:
     """Read the settings file; `field` and `prefix` say in messages where its path came from."""
     shown = f"{prefix}{path}"
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(field, f"cannot be read ({error.strerror})", shown) from None
     except (yaml.YAMLError, ValueError) as error:

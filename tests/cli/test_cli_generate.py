@@ -125,6 +125,15 @@ def test_every_form_gives_the_same(tmp_path_factory: pytest.TempPathFactory, cou
                 read_class_counts(value, CLASSES)
 
 
+def test_many_classes_need_no_file() -> None:
+    """The list is longer than the name of a file can be."""
+    classes = [f"class {number}" for number in range(100)]
+    value = ",".join(f"{name}=1" for name in classes)
+    assert read_class_counts(value, classes) == list(range(100))
+    with pytest.raises(InputError, match="is no file"):
+        read_class_counts("\x00", classes)
+
+
 def test_names_go_before_numbers() -> None:
     assert Counter(read_class_counts("7=2, 4 = 1", ("4", "7", "a", "b", "c"))) == {1: 2, 0: 1}
     assert read_class_counts("1=1", ("a", "b")) == [1]
@@ -135,6 +144,8 @@ def test_names_go_before_numbers() -> None:
     [
         ("counts.json:[1, 2]", "is not a JSON object"),
         ("counts.json:{", "is not JSON"),
+        ("counts.json:" + "[" * 100_000, "is not JSON"),
+        (f'counts.csv:"{"x" * 200_000}",1', "is not CSV"),
         ('counts.json:{"cat": 1.5}', "'cat' needs a whole number of images, not '1.5'"),
         ('counts.json:{"cat": true}', "not 'True'"),
         ('counts.json:{"cat": {"dog": 1}}', "'cat' needs a whole number"),

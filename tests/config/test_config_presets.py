@@ -59,6 +59,8 @@ def test_an_override_changes_one_setting_alone(method: str) -> None:
         ("nonsense", "set", "write it as section.name=value"),
         ("=3", "set", "write it as section.name=value"),
         ("private.steps=[", "set", "private.steps=[: the value is not valid YAML"),
+        ("private.steps=2026-13-45", "set", "private.steps=2026-13-45: the value is not valid YAML"),
+        (f"private.steps={'[' * 2000}", "set", "the value is not valid YAML"),
     ],
 )
 def test_a_bad_override_is_named(override: str, field: str, words: str) -> None:

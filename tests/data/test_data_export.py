@@ -195,3 +195,29 @@ def test_a_picture_of_too_many(tmp_path: Path) -> None:
     check_target(tmp_path / "out.npz", MOST_IN_PICTURE + 1)
     with pytest.raises(InputError, match="at most 2,500 images"):
         check_target(tmp_path / "out.png", MOST_IN_PICTURE + 1)
+
+
+def test_the_current_folder_is_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (".", "../" + tmp_path.name):
+        with pytest.raises(InputError, match="is the current folder; give a new one"):
+            check_target(Path(name))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_is_kept_and_what_it_leads_to_is_written(tmp_path: Path, there: bool) -> None:
+    link, real = tmp_path / "link", tmp_path / "disk" / "real"
+    if there:
+        real.mkdir(parents=True)
+    link.symlink_to(real)
+    check_target(link)
+    write_samples(link, np.zeros((2, 3, 3), np.uint8), None, ())
+    assert link.is_symlink()
+    assert sorted(path.name for path in real.iterdir()) == ["0.png", "1.png"]
+
+
+def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 251 + ".npz")
+    check_target(path)
+    write_samples(path, np.zeros((2, 3, 3), np.uint8), None, ())
+    assert np.load(path)["images"].shape == (2, 3, 3)

@@ -60,6 +60,8 @@ def test_what_is_left_out_is_strict(tmp_path: Path) -> None:
         ("copies:", "copies: Input should be"),
         ("- 1", "must hold settings"),
         ("a: [", "is not valid YAML"),
+        ("max_epsilon: 2026-13-45", "is not valid YAML: a value is out of range"),
+        ("a: " + "[" * 2000, "is not valid YAML: is nested too deeply"),
         ("a: \x00", "is not valid YAML"),
         ("a: !!python/object/apply:os.getcwd []", "is not valid YAML"),
         ("{[1]: 2}", "is not valid YAML"),

@@ -32,10 +32,15 @@ def test_a_new_key_is_secret_and_never_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "moved.pem").read_bytes(), public.read_bytes() == before
     assert not path.exists()
     (tmp_path / "link.pem").symlink_to(tmp_path / "nowhere")
-    for bad in (tmp_path / "link.pem", tmp_path / "key.pub", public / "key.pem"):
+    for bad in (tmp_path / "link.pem", tmp_path / "key.pub", public / "key.pem", Path(), Path("/")):
         with pytest.raises(InputError):
             new_key(bad)
     assert not (tmp_path / "nowhere").exists()
+    # the public key's file cannot be written: nothing is left
+    long = tmp_path / f"{'x' * 252}.p"
+    with pytest.raises(InputError, match="cannot be written"):
+        new_key(long)
+    assert not long.exists()
 
 
 def test_vector_of_rfc_8032() -> None:

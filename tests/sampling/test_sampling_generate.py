@@ -219,6 +219,8 @@ def test_labels_are_names_first_and_numbers_second() -> None:
     assert resolve_labels([*"0123456789"], ["3", 4, "0"]) == [3, 4, 0]
     classes = ("one", "0", "2")
     assert resolve_labels(classes, ["0", 0, "one", "2", 1]) == [1, 0, 0, 2, 1]
+    # those of numpy are numbers, too
+    assert resolve_labels(classes, list(np.array([0, 1]))) == [0, 1]
     for bad in ("11", "x", "-1", "", "9" * 5000):
         with pytest.raises(InputError, match="the model knows one, 0, 2"):
             resolve_labels(classes, [bad])

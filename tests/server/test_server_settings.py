@@ -186,6 +186,7 @@ def test_what_does_not_fit_is_told(tmp_path: Path, origin: str, name: str, value
         ("_env_file: x", "_env_file: is not a setting"),
         ("- 8000", "should have lines such as `port: 8000`"),
         ("port: 1\n  host: {", "line 2: is not YAML"),
+        ("port: " + "[" * 2000, "is not YAML"),
         ("port: {a: 1}", "port {'a': 1}: should be a valid integer"),
         ("tokens: {alice: abc}", "settings.yaml: tokens: should be a list"),
         ("tokens: [{alice: abc}]", "settings.yaml: tokens entry 1: should be a valid string"),

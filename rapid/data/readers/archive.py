@@ -22,10 +22,9 @@ from rapid.data.canvas import Canvas
 from rapid.data.fit import TooLargeError, fit_pixels
 from rapid.data.origin import KEYWORD, Origin, origins_in
 from rapid.data.readers.columns import NONE
-from rapid.data.readers.labels import from_numbers
+from rapid.data.readers.labels import from_numbers, people_of
 from rapid.data.readers.source import Labels, Records, Source
 from rapid.data.stored import Stored, image_digests
-from rapid.data.units import numbered
 from rapid.errors import InputError
 
 IMAGES = "images.npy"
@@ -106,8 +105,17 @@ def _labels(
         raise source.error(f"'{wanted}' has shape {labels.shape}, expected ({count},): one for each image")
     if labels.dtype.kind not in "iu":
         raise source.error(f"'{wanted}' is {labels.dtype}, expected integers")
-    names = tuple(str(name) for name in arrays["classes"].reshape(-1)) if "classes" in arrays else None
+    names = _names(arrays["classes"], source) if "classes" in arrays else None
     return from_numbers(labels.astype(np.int64), names, source, "a name of its 'classes'", called=wanted)
+
+
+def _names(classes: NDArray[Any], source: Source) -> tuple[str, ...]:
+    if classes.dtype.kind == "S":
+        try:
+            classes = np.char.decode(classes, "utf-8")
+        except UnicodeDecodeError:
+            raise source.error("'classes' has names that are not UTF-8; write it as an array of strings") from None
+    return tuple(str(name) for name in classes.reshape(-1))
 
 
 def _units(arrays: dict[str, NDArray[Any]], column: str, count: int) -> NDArray[np.int64]:
@@ -119,12 +127,7 @@ def _units(arrays: dict[str, NDArray[Any]], column: str, count: int) -> NDArray[
         raise InputError("unit_column", "must be an array of strings or integers", column)
     if names.shape != (count,):
         raise InputError("unit_column", "must be an array with one entry for each image", column)
-    if names.dtype.kind != "U":
-        return np.unique(names, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    if not all(names):
-        # images of several people would be protected as if they were of one
-        raise InputError("unit_column", "has an empty entry; say for every image whose it is", column)
-    return numbered(names)
+    return people_of(names.tolist(), column)
 
 
 def _shape(array: NDArray[Any], column: str | None) -> str:

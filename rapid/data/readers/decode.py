@@ -10,6 +10,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -46,13 +47,17 @@ class Encoded(NamedTuple):
     content: bytes | None = None
     """None: that of the file `name`."""
 
-    def open(self) -> Image.Image:
+    @contextmanager
+    def open(self) -> Iterator[Image.Image]:
         """The image, whose pixels are not read yet.
 
         Raises:
             Exception: of any kind, if it is damaged.
         """
-        return Image.open(self.name if self.content is None else io.BytesIO(self.content))
+        with ExitStack() as stack:
+            # not by name: Pillow would map some files, and mix up the rows of TIFFs that lie on their side
+            named = None if self.content is not None else stack.enter_context(Path(self.name).open("rb"))
+            yield stack.enter_context(Image.open(named or io.BytesIO(self.content or b"")))
 
 
 class _Read(NamedTuple):

@@ -42,6 +42,8 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 """What makes an image upright, by the value of the tag."""
+TAGGED = ("exif", "xmp", "XML:com.adobe.xmp")
+"""Where an image that was opened may have the tag, or XMP that says the same."""
 SIDEWAYS = (5, 6, 7, 8)
 """Values of the tag that exchange width and height."""
 GREY = ("1", "L", "LA", "La")
@@ -86,6 +88,9 @@ def to_form(image: Image.Image) -> Formed:
     if image.mode.startswith("I;16") or (image.mode == "I" and kind in SIXTEEN):
         changes.append(DEEP)
         wide = np.asarray(image).astype(np.uint32)
+        if isinstance(clear := image.info.get("transparency"), int):
+            changes.append(CLEAR)
+            wide = np.where(wide == clear, 0, wide)
         return Formed(((wide * 255 + 32767) // 65535).astype(np.uint8), tuple(changes), origins)
     if image.mode in ("I", "F"):
         raise TooDeepError
@@ -108,7 +113,8 @@ def shape_of(image: Image.Image) -> tuple[int, ...]:
     """
     width, height = image.size
     # of a TIFF the size is that of the upright image; a PNG would be decoded to look for a tag behind its pixels
-    if "exif" in image.info and _orientation(image) in SIDEWAYS:
+    tagged = image.format != "TIFF" and any(name in image.info for name in TAGGED)
+    if tagged and _orientation(image) in SIDEWAYS:
         width, height = height, width
     grey = image.mode in GREY or image.mode.startswith("I")
     return (height, width) if grey else (height, width, 3)

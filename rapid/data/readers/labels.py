@@ -39,6 +39,8 @@ def from_numbers(
     if names is None and classes is None and largest >= MOST:
         raise source.error(f"'{called}' has numbers of {MOST:,} and more; declare the classes by --classes")
     own = names if names is not None else classes or tuple(map(str, range(largest + 1)))
+    if not all(name.strip() for name in own):
+        raise source.error("'classes' has an empty name; give each class a name")
     if len(set(own)) < len(own):
         raise source.error("'classes' has a name twice; give each class a name of its own")
     if largest >= len(own):

@@ -7,7 +7,6 @@ names, relative to the folder of the table; the others are found by `rapid.data.
 from __future__ import annotations
 
 import csv
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from rapid.data.readers.folder import SPLITS, has_image, is_image, read_folder
 from rapid.data.readers.folder import TABLES as SUFFIXES
 from rapid.data.readers.labels import from_values, people_of
 from rapid.data.readers.source import Records, Source
+from rapid.parsing import parse_json
 
 TABLES = ("metadata.csv", "metadata.jsonl", "labels.csv", "labels.tsv", "labels.jsonl")
 """Names of tables that are looked for in a folder."""
@@ -72,7 +72,7 @@ def read_metadata(source: Source) -> Records:
     rows = [row for table in tables for row in table.rows]
     labels = None
     if label is not None:
-        typed = all(table.path.suffix == ".jsonl" for table in tables)
+        typed = all(table.path.suffix.lower() == ".jsonl" for table in tables)
         labels = from_values([row.get(label) for row in rows], None, source, typed=typed)
     units = None if people is None else people_of([row.get(people) for row in rows], people)
     found = decode(lambda: map(Encoded, files), source)
@@ -106,7 +106,7 @@ def _read(path: Path, source: Source) -> _Table:
 
 
 def _json_lines(lines: Iterable[str]) -> tuple[list[Mapping[str, Any]], tuple[str, ...]]:
-    rows: list[Mapping[str, Any]] = [json.loads(line) for line in lines if line.strip()]
+    rows: list[Mapping[str, Any]] = [parse_json(line) for line in lines if line.strip()]
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError("a line is not an object")
     return rows, tuple(dict.fromkeys(name for row in rows for name in row))

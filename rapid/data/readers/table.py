@@ -6,8 +6,7 @@ classes come from the ClassLabel in the schema's metadata, if there is one.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +17,7 @@ from rapid.data.readers.decode import Encoded, decode
 from rapid.data.readers.labels import from_values, people_of
 from rapid.data.readers.source import Records, Source
 from rapid.errors import InputError
+from rapid.parsing import parse_json
 
 SUFFIX = ".parquet"
 IMAGES = ("image", "img", "images", "png", "jpg")
@@ -28,6 +28,7 @@ IMAGE_ROWS = 32
 """The same where images are read: photographs are large."""
 BUFFER = 1 << 20
 """Bytes that are read at a time from a column."""
+OTHERS = "the Parquet files {}; give one of them, or files that were written in the same way"
 DAMAGED = "is damaged or not a Parquet file"
 
 
@@ -47,11 +48,16 @@ def read_table(source: Source) -> Records:
     schemas = [_opened(parquet, path, source).schema_arrow for path in paths]
     first = schemas[0]
     if any(schema.names != first.names for schema in schemas):
-        raise source.error("the Parquet files have different columns; give one of them, or files with the same columns")
+        raise source.error(OTHERS.format("have different columns"))
+    if len(set(first.names)) < len(first.names):
+        raise source.error("has two columns of the same name; rename one")
     column = _image_column(first, source)
-    features = _features(first)
+    if not all(_holds_images(schema.field(column).type) for schema in schemas):
+        raise source.error(OTHERS.format("have columns of different types"))
     others = [name for name in first.names if name != column]
-    classes = {name: one for name in others if (one := _class_names(features.get(name))) is not None}
+    classes, *more = [_classes(schema, others, source) for schema in schemas]
+    if any(one != classes for one in more):
+        raise source.error(OTHERS.format("number their classes differently"))
     people, label = check_people(others, source), label_column(others, source, classes)
     small: dict[str, list[Any]] = {name: [] for name in (label, people) if name is not None}
     for path in paths:
@@ -136,17 +142,30 @@ def _holds_images(kind: Any) -> bool:
     return str(kind) in ("binary", "large_binary")
 
 
+def _classes(schema: Any, columns: Sequence[str], source: Source) -> dict[str, tuple[str, ...]]:
+    """Names of the classes of each column that has some."""
+    features = _features(schema)
+    try:
+        return {name: one for name in columns if (one := _class_names(features.get(name))) is not None}
+    except ValueError:
+        raise source.error("has a ClassLabel whose numbers are none; correct the features in its metadata") from None
+
+
 def _features(schema: Any) -> Mapping[str, Any]:
     """Hugging Face's description of the columns, by name; empty without one."""
     try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        features = parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):
         return {}
     return features if isinstance(features, dict) else {}
 
 
 def _class_names(feature: Any) -> tuple[str, ...] | None:
-    """Names of a ClassLabel; None for another feature."""
+    """Names of a ClassLabel; None for another feature.
+
+    Raises:
+        ValueError: they are numbered by something else than numbers.
+    """
     if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
         return None
     names = feature.get("names")

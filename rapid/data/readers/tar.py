@@ -6,24 +6,40 @@ come from the same places. Tars are read once, from beginning to end, also compr
 
 from __future__ import annotations
 
-import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rapid.data.readers.columns import LABELS, check_people, label_column, people_column
 from rapid.data.readers.decode import Encoded, decode
 from rapid.data.readers.folder import is_image
 from rapid.data.readers.labels import from_values, people_of
 from rapid.data.readers.source import Records, Source
+from rapid.parsing import parse_json
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 LABEL = "cls"
 """Suffix of the file with a sample's label."""
-DAMAGED = "is damaged or not a tar"
+DAMAGED = "is damaged, ends early, or is not a tar"
+LINKED = "holds a link; write the tar again with --dereference --hard-dereference"
 Fields = dict[str, Any]
 """What a sample says besides its image, by suffix or by key of its JSON."""
+
+
+class _Header(tarfile.TarInfo):
+    """The header of a member. A damaged or missing one is an error, where `tarfile` would take it for the end."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        """See `tarfile.TarInfo.fromtarfile`."""
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            # the block of zeros at the end
+            raise
+        except tarfile.HeaderError:
+            raise tarfile.ReadError(DAMAGED) from None
 
 
 def has_tars(path: Path) -> bool:
@@ -103,11 +119,15 @@ def _samples(path: Path, source: Source) -> Iterator[tuple[str, list[bytes], Fie
 def _members(path: Path, source: Source) -> Iterator[tuple[str, bytes]]:
     """Name and content of each file, without hidden ones."""
     try:
-        with tarfile.open(path, "r|*") as archive:
+        with tarfile.open(path, "r|*", tarinfo=_Header) as archive:
             for member in archive:
                 # a tar remembers all its members, a kilobyte each
                 archive.members.clear()  # type: ignore[attr-defined]
-                if member.isfile() and not member.name.rpartition("/")[2].startswith("."):
+                if member.name.rpartition("/")[2].startswith("."):
+                    continue
+                if member.issym() or member.islnk():
+                    raise source.error(f"a tar {LINKED}", LINKED, path)
+                if member.isfile():
                     stream = archive.extractfile(member)
                     assert stream is not None
                     yield member.name, stream.read()
@@ -117,7 +137,7 @@ def _members(path: Path, source: Source) -> Iterator[tuple[str, bytes]]:
 
 def _json(content: bytes, name: str, source: Source, path: Path) -> Fields:
     try:
-        found = json.loads(content)
+        found = parse_json(content)
     except ValueError:
         found = None
     if not isinstance(found, dict):
