@@ -148,7 +148,8 @@ def _automatic(options: argparse.Namespace) -> PrivateChoice | None:
         return AutomaticChoice(method, tuple(options.overrides), minutes, print)
     if options.minutes is None:
         return None
-    return TimedSteps(options.base, options.out, tuple(options.overrides), options.minutes, print)
+    people = _people(options) is not None
+    return TimedSteps(options.base, options.out, tuple(options.overrides), options.minutes, print, people)
 
 
 def settings_chosen(options: argparse.Namespace) -> bool:

@@ -13,6 +13,7 @@ dominates a group's share in a step (Ganesh 2024).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -37,6 +38,9 @@ MIN_NOISE_MULTIPLIER = 0.1
 RELATIVE_TOLERANCE = 1e-3
 INTEGER_ORDERS = range(2, 64)
 """Orders whose RDP is quick to compute: for a first guess."""
+LARGEST_ERROR = 0.02
+"""Of a numerical bound, in parts of itself, where it takes no more points than these."""
+MOST_POINTS = 1 << 21
 
 
 def accountant_name() -> str:
@@ -265,12 +269,8 @@ class _PrvAccountant(PRVAccountant):  # type: ignore[misc]
     """
 
     def _get_domain(self, prvs: Any, num_self_compositions: list[int], eps_error: float, delta_error: float) -> Domain:
-        # Gopi et al., remark 5.6, with Opacus' margin of 3
-        steps = sum(num_self_compositions)
-        each = [_rdp([(*row[:2], 1)], delta_error / (8 * steps), INTEGER_ORDERS) for row in self.history]
-        size = max(_rdp(self.history, delta_error / 4, INTEGER_ORDERS), *each, eps_error) + 3
-        mesh = eps_error / math.sqrt(steps * math.log(12 / delta_error) / 2)
-        return Domain.create_aligned(-size, size, mesh)
+        size = _domain_size(self.history, delta_error, eps_error)
+        return Domain.create_aligned(-size, size, eps_error / _fineness(self.history, delta_error))
 
 
 class _Rdp(_Prv):
@@ -291,21 +291,46 @@ def _prv_of_rows(history: tuple[tuple[float, float, int], ...], delta: float) ->
         return math.inf
     if not history:
         return 0.0
-    accountant = _PrvAccountant()
-    accountant.history = list(history)
     rough = _rdp(history, delta, INTEGER_ORDERS)
     # the numerical error is part of the bound: small against epsilon itself, but not so small for large ones that time
     # and memory grow without end
     error = max(1e-3, min(0.01, rough / 50), rough / 1000)
+    bound = min(_prv_within(history, delta, error), rough)
+    # RDP told too much, as it does where epsilon is small or very large
+    points = 2 * _domain_size(history, delta / 1000, 0.0) * _fineness(history, delta / 1000)
+    better = max(LARGEST_ERROR * bound / 2, points / MOST_POINTS)
+    if error > LARGEST_ERROR * bound and better < error / 2:
+        # rounding may be too coarse for it, and the first bound holds
+        with contextlib.suppress(InputError):
+            bound = min(bound, _prv_within(history, delta, better))
+    return bound
+
+
+def _domain_size(history: Sequence[tuple[float, float, int]], delta_error: float, eps_error: float) -> float:
+    """Half the width of the domain of a numerical composition (Gopi et al., remark 5.6, with Opacus' margin of 3)."""
+    steps = sum(row[2] for row in history)
+    each = [_rdp([(*row[:2], 1)], delta_error / (8 * steps), INTEGER_ORDERS) for row in history]
+    return max(_rdp(history, delta_error / 4, INTEGER_ORDERS), *each, eps_error) + 3
+
+
+def _fineness(history: Sequence[tuple[float, float, int]], delta_error: float) -> float:
+    """By what the error in epsilon is divided for the distance of two points of the domain (ibid.)."""
+    return math.sqrt(sum(row[2] for row in history) * math.log(12 / delta_error) / 2)
+
+
+def _prv_within(history: Sequence[tuple[float, float, int]], delta: float, error: float) -> float:
+    """An upper bound on epsilon that is too high by at most about twice `error`."""
+    accountant = _PrvAccountant()
+    accountant.history = list(history)
     with warnings.catch_warnings():
         # it takes a first guess from RDP, which warns when the best order is the first or last
         warnings.simplefilter("ignore", UserWarning)
         warnings.simplefilter("ignore", RuntimeWarning)
         try:
             bound = float(accountant.get_epsilon(delta, eps_error=error))
-        except ValueError as problem:
+        except (ValueError, RuntimeError) as problem:
             raise InputError("delta", f"epsilon cannot be computed for it ({problem})", delta) from problem
-    return min(_number(bound, f"epsilon at delta {delta:g} (PRV)"), rough)
+    return _number(bound, f"epsilon at delta {delta:g} (PRV)")
 
 
 def _rdp(history: Sequence[tuple[float, float, int]], delta: float, orders: Sequence[float] | None = None) -> float:

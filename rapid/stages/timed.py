@@ -21,6 +21,7 @@ import torch
 
 from rapid.config.sections import DpSgdSettings, ImageSettings, MethodSettings
 from rapid.data.private import PrivateImages
+from rapid.data.units import PeopleFrom
 from rapid.dp.access import PrivateAccess
 from rapid.dp.execution import Execution
 from rapid.dp.rows import PrivateTensor, Rows
@@ -43,6 +44,8 @@ PLANNED_STEPS = 1000
 EPSILON, DELTA = 1.0, 1e-5
 """Of the measurement; the noise takes the same time at any scale."""
 STEPS = "private.steps"
+PERSON = "person"
+"""Array of the random set."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class TimedSteps:
         overrides: what the user set, as `section.name=value`.
         minutes: of wall time for the private stage.
         say: gets a line for the user.
+        people: whether people are the units.
     """
 
     base: Path | None
@@ -62,6 +66,7 @@ class TimedSteps:
     overrides: tuple[str, ...]
     minutes: float
     say: Callable[[str], None]
+    people: bool = False
 
     def __post_init__(self) -> None:
         check_minutes(self.minutes)
@@ -76,7 +81,7 @@ class TimedSteps:
         """
         _with_steps(settings)
         least = min(LEAST_SECONDS, LEAST_SHARE * 60 * self.minutes)
-        return seconds_per_step(self.base, settings, device, least) / processes
+        return seconds_per_step(self.base, settings, device, least, people=self.people) / processes
 
     def private_settings(
         self, settings: MethodSettings, facts: Any, epsilon: float, found: float, out: Path, *, first: bool
@@ -117,7 +122,12 @@ def _with_steps(settings: MethodSettings) -> DpSgdSettings:
 
 
 def seconds_per_step(
-    base: Path | None, settings: MethodSettings, device: torch.device, least: float = LEAST_SECONDS
+    base: Path | None,
+    settings: MethodSettings,
+    device: torch.device,
+    least: float = LEAST_SECONDS,
+    *,
+    people: bool = False,
 ) -> float:
     """Mean time of a step of DP-SGD in the private stage, measured on random images, in one process.
 
@@ -126,6 +136,7 @@ def seconds_per_step(
         settings: of the run; the `private` section is a `DpSgdSettings`.
         device: where to train.
         least: seconds that are measured, at least; and at least `LEAST_STEPS` steps.
+        people: whether people are the units; here each has one image.
 
     Raises:
         InputError: settings that do not fit the base.
@@ -133,7 +144,7 @@ def seconds_per_step(
     """
     method: object = find_method(settings.method)
     typical = method.typical(settings) if isinstance(method, Paced) else settings
-    typical = apply_overrides(typical.model_dump(mode="json"), [f"{STEPS}={PLANNED_STEPS}"])
+    typical = apply_overrides(typical.model_dump(mode="json"), [f"{STEPS}={PLANNED_STEPS}", "private.group_size=1"])
     assert isinstance(typical.private, DpSgdSettings)
     clocks: list[_ClockedAccess] = []
 
@@ -150,7 +161,7 @@ def seconds_per_step(
         with contextlib.suppress(_Measured):
             train_private_bundle(
                 base,
-                PrivateImages(place / "random.npz"),
+                PrivateImages(place / "random.npz", people=PeopleFrom(PERSON) if people else None),
                 place / "out",
                 typical,
                 epsilon=EPSILON,
@@ -224,4 +235,5 @@ def _save_random_images(path: Path, count: int, form: ImageSettings) -> None:
     rng = np.random.default_rng(0)
     shape = (count, form.size, form.size) if form.channels == 1 else (count, form.size, form.size, 3)
     images = rng.integers(0, 256, shape, np.uint8)
-    np.savez(path, images=images, labels=np.arange(count) % CLASSES, classes=np.array([str(n) for n in range(CLASSES)]))
+    names = np.array([str(n) for n in range(CLASSES)])
+    np.savez(path, images=images, labels=np.arange(count) % CLASSES, classes=names, person=np.arange(count))

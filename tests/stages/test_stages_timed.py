@@ -143,6 +143,18 @@ def test_what_comes_before_the_steps_is_not_measured(tiny_settings: RapidSetting
     apply_overrides(method.typical(settings).model_dump(mode="json"), [])
 
 
+def test_groups_and_people_are_measured_too() -> None:
+    """The random set is smaller than a group of 500, and only people may have several draws of a GAN."""
+    groups = apply_overrides({"method": "dpdm", "image": {"size": 32}}, [*DPDM, "private.group_size=500"])
+    assert 0 < seconds_per_step(None, groups, CPU, least=0.0) < 60
+    people = apply_overrides(
+        {"method": "dp-gan"} | TINY["dp-gan"]["settings"], ["private.multiplicity=2", "private.expected_batch=4"]
+    )
+    with pytest.raises(InputError, match="has nothing to average"):
+        seconds_per_step(None, people, CPU, least=0.0)
+    assert 0 < seconds_per_step(None, people, CPU, least=0.0, people=True) < 60
+
+
 def test_a_method_without_steps_is_refused(tmp_path: Path) -> None:
     settings, choice = MethodSettings(method="means"), TimedSteps(None, tmp_path, (), 1.0, print)
     with pytest.raises(InputError, match="has no steps"):

@@ -46,6 +46,11 @@ def releases(settings: DpClassifierSettings, facts: PublicFacts, base: Bundle | 
     if not facts.classes:
         raise InputError("private", "has no labels, which a classifier needs; use one sub-folder per class")
     check_base(base, settings)
+    if own.public_share > 0 and base is not None:
+        known = set(base.component(IMAGES, LabelledImages).labels)
+        if not known & set(facts.classes):
+            problem = "no public image that --base keeps is of a class of the private ones; set it to 0"
+            raise InputError("private.public_share", problem, own.public_share)
     network = _start(settings, facts.classes, base)
     select_trainable(network, own.trainable)
     return [training_spec(CLASSIFIER, "image classifier", own, facts)]

@@ -143,8 +143,10 @@ def _optimizer(model: WideResNet, settings: WarmUpSettings) -> torch.optim.Optim
 
 
 def _draw(groups: list[Tensor], count: int, generator: torch.Generator) -> Tensor:
-    """Indices of random images, int64 (count,), as many of each group, to within one."""
-    shares = [count // len(groups) + (number < count % len(groups)) for number in range(len(groups))]
+    """Indices of random images, int64 (count,), as many of each group, to within one; which have one more is random."""
+    most = len(groups)
+    first = int(torch.randint(most, (), generator=generator))
+    shares = [count // most + ((number - first) % most < count % most) for number in range(most)]
     parts = [
         group[torch.randint(len(group), (share,), generator=generator)]
         for group, share in zip(groups, shares, strict=True)

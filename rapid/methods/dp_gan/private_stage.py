@@ -46,6 +46,11 @@ def releases(settings: DpGanSettings, facts: PublicFacts) -> Sequence[DpSgdSpec 
     if own.multiplicity > 1 and facts.unit != ONE_PERSON:
         problem = "has nothing to average: the loss of a real image has no draws; use 1"
         raise InputError("private.multiplicity", problem, own.multiplicity)
+    if own.steps < (own.discriminator_steps or 1):
+        problem = (
+            f"are fewer than private.discriminator_steps = {own.discriminator_steps}: the generator would learn nothing"
+        )
+        raise InputError("private.steps", problem, own.steps)
     select_trainable(build_discriminator(settings, len(facts.classes)), own.trainable)
     return [
         training_spec(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,6 +22,26 @@ from rapid.sampling.linear_trajectories import Entry, LinearTrajectories, Phase,
 from rapid.sampling.streams import Streams, normal
 from rapid.sampling.without_probe import WithoutProbe
 from rapid.tones.curve import ToneCurve, stored_tones, toned
+
+
+def can_guide(own: DpdmSettings, classes: Sequence[str], settings: DpdmGenerationSettings, *, private: bool) -> bool:
+    """Whether a model has both a class and the null class, which guidance compares.
+
+    Args:
+        own: settings of the training.
+        classes: that the network knows.
+        settings: of generation.
+        private: whether the training was.
+
+    Raises:
+        InputError: it has not, and guidance is set.
+    """
+    dropout = own.private.label_dropout if private else own.public.label_dropout
+    if classes and dropout:
+        return True
+    if settings.guidance:
+        raise InputError("generation.guidance", "needs a model with classes and label dropout", settings.guidance)
+    return False
 
 
 class DpdmSampler(WithoutProbe):
@@ -64,13 +86,7 @@ class DpdmSampler(WithoutProbe):
         self._denoiser = place(denoiser, device)
         self._tones = None if tones is None else place(tones, device)
         self.tuned = _chosen(settings, epsilon)
-        dropout = own.public.label_dropout if epsilon is None else own.private.label_dropout
-        if not classes or not dropout:
-            # there are not both a class and the null class to compare
-            if settings.guidance:
-                raise InputError(
-                    "generation.guidance", "needs a model with classes and label dropout", settings.guidance
-                )
+        if not can_guide(own, classes, settings, private=epsilon is not None):
             self.tuned = Tuned(0.0, self.tuned.churn)
         self._routes: dict[int, Route] = {}
 

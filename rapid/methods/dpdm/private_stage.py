@@ -12,7 +12,7 @@ from rapid.dp.execution import Execution
 from rapid.dp.releases import DpSgdSpec, QuerySpec
 from rapid.dp.training_spec import training_spec
 from rapid.methods.base import Description
-from rapid.methods.dpdm.generator import DpdmSampler
+from rapid.methods.dpdm.generator import DpdmSampler, can_guide
 from rapid.methods.dpdm.networks import DENOISER, build_denoiser
 from rapid.methods.dpdm.objective import DenoisingObjective
 from rapid.methods.dpdm.settings import DpdmSettings
@@ -31,6 +31,7 @@ def releases(settings: DpdmSettings, facts: PublicFacts) -> Sequence[DpSgdSpec |
         InputError: settings that do not fit the images, or `private.trainable` matches no parameter.
     """
     trained_parameters(settings, len(facts.classes))
+    can_guide(settings, facts.classes, settings.generation, private=True)
     title = "all weights of the denoiser, trained at random noise levels"
     denoiser = training_spec(DENOISER, title, settings.private, facts)
     return [denoiser, *tones_specs(settings.private.tones, facts.dataset_size)]

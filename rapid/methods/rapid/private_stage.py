@@ -222,6 +222,12 @@ def check_base(base: Bundle | None, settings: RapidSettings) -> None:
     if settings.private.moments.share > 0 and not base.has(SUBSPACE):
         problem = "--base was made without the subspace that moments need; build it again"
         raise InputError("private.moments.share", problem, settings.private.moments.share)
+    if settings.private.moments.share == 0:
+        sampling = settings.private.distillation.sampling
+        for name, own in (("generation", settings.generation), ("private.distillation.sampling", sampling)):
+            if own is not None and own.retrieval == "moments":
+                problem = "needs released moments; set private.moments.share above 0, or choose another"
+                raise InputError(f"{name}.retrieval", problem, "moments")
     lowest, highest = settings.private.moments.warmup_from, trained_timesteps(settings)
     if settings.private.moments.share > 0 and lowest > highest:
         problem = f"is above {highest}, the last timestep that is trained privately; lower it, or raise private.start"

@@ -23,6 +23,7 @@ from rapid.methods import apply_overrides, generator_of, open_classifier, open_m
 from rapid.methods.dp_classifier.images import LabelledImages
 from rapid.methods.dp_classifier.private_stage import ViewLosses, releases
 from rapid.methods.dp_classifier.public_gradient import PublicGradient
+from rapid.methods.dp_classifier.public_stage import _draw
 from rapid.methods.dp_classifier.settings import DpClassifierSettings
 from rapid.nn.wide_resnet import WideResNet
 from rapid.stages.audited import audit_stage
@@ -107,6 +108,21 @@ def test_a_private_run_starts_from_the_warm_up(base: Path, digits: Path, tmp_pat
     after = Bundle.open(model, "model").component("classifier", WideResNet)
     for name, weight in before.state_dict().items():
         torch.testing.assert_close(after.state_dict()[name], weight, rtol=1e-5, atol=1e-6)
+
+
+def test_public_images_of_other_classes_are_refused(base: Path) -> None:
+    """They would have no gradient, and the private one would be made smaller."""
+    own, public = tiny("private.public_share=0.25", "private.public_batch=6"), Bundle.open(base, "base", "public")
+    with pytest.raises(InputError, match="no public image that --base keeps is of a class of the private ones"):
+        releases(own, PublicFacts(100, ("x", "y"), (32, 32)), public)
+
+
+def test_all_sets_are_drawn_from_equally_often() -> None:
+    groups = [torch.full((3,), number) for number in range(3)]
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.cat([_draw(groups, 2, generator) for _ in range(600)])
+    assert torch.bincount(drawn).tolist() == pytest.approx([400] * 3, abs=60)
+    assert torch.bincount(_draw(groups, 7, generator)).tolist() in ([3, 2, 2], [2, 3, 2], [2, 2, 3])
 
 
 def test_public_gradients_are_mixed_in(base: Path, digits: Path, tmp_path: Path) -> None:
