@@ -281,7 +281,7 @@ def test_public_records_keep_their_tones(toned: Bundle) -> None:
 
 
 def test_too_much_noise_leaves_images_as_they_are(tmp_path: Path, private: Bundle) -> None:
-    access = opened(tmp_path, np.zeros((3000, 6, 6), np.uint8), 0.05)
+    access = opened(tmp_path, np.zeros((3000, 6, 6), np.uint8), 0.02)
     curve = released_tones(access, lambda: generator_of(private, CPU))["tones"]
     planes = torch.randint(256, (2, 1, 5, 5), dtype=torch.uint8)
     assert torch.equal(curve(planes), planes)
