@@ -39,8 +39,9 @@ RELATIVE_TOLERANCE = 1e-3
 INTEGER_ORDERS = range(2, 64)
 """Orders whose RDP is quick to compute: for a first guess."""
 LARGEST_ERROR = 0.02
-"""Of a numerical bound, in parts of itself, where it takes no more points than these."""
+"""Of a numerical bound, in parts of itself, as far as `MOST_POINTS` allow."""
 MOST_POINTS = 1 << 21
+"""Of the domain of a second, finer composition: more take seconds each time."""
 
 
 def accountant_name() -> str:
