@@ -183,7 +183,8 @@ class ProbeSettings(Section):
 
     enabled: bool = Field(True, description="train one if the public images have labels")
     channels: int = Field(32, ge=1)
-    features: int = Field(256, ge=2, description="principal components of the trunk's outputs")
+    features: int = Field(256, ge=2, description="principal components of the maps of each stage")
+    stages: int = Field(1, ge=1, description="of the trunk, from the last one back, whose maps are used")
     augment: AugmentSettings = AugmentSettings(rotate=15.0, scale=0.2)
     training: Training = Training(steps=2500, ema_decay=0.998)
 

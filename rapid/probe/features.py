@@ -78,7 +78,7 @@ def train_features(
 
     train("probe", network, Loss(draw, value), own.training, checkpoint, ranks=ranks)
     model.eval()
-    model.fit_projection(*_moments(model, images, device))
+    model.fit_projection(_moments(model, images, device))
     model.prototypes.copy_(class_prototypes(model, images, labels, num_classes, device))
     return model
 
@@ -111,17 +111,17 @@ def probe_features(probe: Probe, images: NDArray[np.uint8], device: torch.device
 
 
 @torch.no_grad()
-def _moments(probe: Probe, images: Images, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of the trunk's outputs, float64 (F,) and (F, F), in bounded memory."""
-    width = probe.trunk_width
-    total = torch.zeros(width, dtype=torch.float64, device=device)
-    products = torch.zeros(width, width, dtype=torch.float64, device=device)
+def _moments(probe: Probe, images: Images, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """Mean and covariance of the outputs of each stage, float64 (F,) and (F, F), in bounded memory."""
+    sums = [torch.zeros(width, dtype=torch.float64, device=device) for width in probe.widths]
+    products = [torch.zeros(width, width, dtype=torch.float64, device=device) for width in probe.widths]
     for part in _parts(images):
-        outputs = probe.trunk(to_unit_range(part, device)).double()
-        total += outputs.sum(0)
-        products += outputs.T @ outputs
-    mean = total / len(images)
-    return mean, products / len(images) - torch.outer(mean, mean)
+        for number, outputs in enumerate(probe.outputs(to_unit_range(part, device))):
+            exact = outputs.double()
+            sums[number] += exact.sum(0)
+            products[number] += exact.T @ exact
+    pairs = [(total / len(images), product / len(images)) for total, product in zip(sums, products, strict=True)]
+    return [(mean, second - torch.outer(mean, mean)) for mean, second in pairs]
 
 
 def _draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:

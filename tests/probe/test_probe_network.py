@@ -21,35 +21,72 @@ CONFIG = {
 def random_probe(**changes: int) -> Probe:
     torch.manual_seed(0)
     probe = Probe(CONFIG | changes).eval()
-    outputs = torch.randn(50, probe.trunk_width, dtype=torch.float64) * torch.rand(probe.trunk_width)
-    probe.fit_projection(outputs.mean(0), torch.cov(outputs.T))
+    outputs = [torch.randn(50, width, dtype=torch.float64) * torch.rand(width) for width in probe.widths]
+    probe.fit_projection([(maps.mean(0), torch.cov(maps.T)) for maps in outputs])
     return probe
 
 
-@given(size=st.integers(4, 40), channels=st.sampled_from([1, 3]), count=st.integers(1, 5))
-@settings(max_examples=25, deadline=None)
-def test_features_are_unit_vectors_and_a_constant_and_examples_never_mix(size: int, channels: int, count: int) -> None:
-    probe = random_probe(image_size=size, image_channels=channels)
+@given(
+    size=st.integers(4, 40), channels=st.sampled_from([1, 3]), count=st.integers(1, 5), stages=st.integers(1, 9)
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_features_are_unit_vectors_and_a_constant_and_examples_never_mix(
+    size: int, channels: int, count: int, stages: int
+) -> None:
+    probe = random_probe(image_size=size, image_channels=channels, stages=stages)
     images = torch.rand(count, channels, size, size) * 2 - 1
     features = probe.features(images)
+    assert features.shape == (count, probe.prototypes.shape[1])
     torch.testing.assert_close(features[:, :-1].norm(dim=1), torch.ones(count))
     assert (features[:, -1] == CONSTANT).all()
     alone = torch.cat([probe.features(image[None]) for image in images])
     torch.testing.assert_close(features, alone, rtol=1e-4, atol=1e-5)
 
 
-def test_the_projection_is_that_of_numpys_singular_vectors() -> None:
+def test_the_projections_are_those_of_numpys_singular_vectors() -> None:
     rng = np.random.default_rng(0)
-    probe = Probe(CONFIG)
-    outputs = rng.normal(size=(400, probe.trunk_width)) * np.linspace(0.1, 3, probe.trunk_width)
-    centred = outputs - outputs.mean(0)
-    probe.fit_projection(torch.from_numpy(outputs.mean(0)), torch.from_numpy(centred.T @ centred / len(outputs)))
-    _, singular, vectors = np.linalg.svd(centred, full_matrices=False)
-    variance = singular[:6] ** 2 / len(outputs)
-    expected = centred @ vectors[:6].T * (variance + FLOOR * variance[0]) ** -0.25
-    found = centred @ probe.projection.numpy()
+    probe = Probe(CONFIG | {"stages": 2})
+    moments, expected, found = [], [], []
+    for width in probe.widths:
+        outputs = rng.normal(size=(400, width)) * np.linspace(0.1, 3, width)
+        centred = outputs - outputs.mean(0)
+        moments.append((torch.from_numpy(outputs.mean(0)), torch.from_numpy(centred.T @ centred / len(outputs))))
+        _, singular, vectors = np.linalg.svd(centred, full_matrices=False)
+        variance = singular[:6] ** 2 / len(outputs)
+        expected.append(centred @ vectors[:6].T * (variance + FLOOR * variance[0]) ** -0.25)
+        found.append(centred)
+    probe.fit_projection(moments)
+    projections = probe.projection.split(probe.widths)
     # the sign of a principal component is free
-    np.testing.assert_allclose(np.abs(found), np.abs(expected), rtol=1e-3, atol=1e-3)
+    for own, centred, projection in zip(expected, found, projections, strict=True):
+        np.testing.assert_allclose(np.abs(centred @ projection.numpy()), np.abs(own), rtol=1e-3, atol=1e-3)
+
+
+@given(size=st.integers(17, 40))
+@settings(max_examples=20, deadline=None)
+def test_maps_of_the_stage_before_the_last_are_means_over_windows(size: int) -> None:
+    probe = random_probe(image_size=size, stages=2)
+    images = torch.rand(2, 1, size, size) * 2 - 1
+    pools = [number for number, layer in enumerate(probe.trunk) if isinstance(layer, torch.nn.MaxPool2d)]
+    with torch.no_grad():
+        last, before = probe.outputs(images)
+        torch.testing.assert_close(last, probe.trunk(images))
+        maps = probe.trunk[: pools[-2] + 1](images).numpy()
+    step = int(np.ceil(maps.shape[-1] / 4))
+    starts = range(0, maps.shape[-1], step)
+    means = [[maps[:, :, i : i + step, j : j + step].mean((2, 3)) for j in starts] for i in starts]
+    expected = np.stack([np.stack(row, 2) for row in means], 2)
+    np.testing.assert_allclose(before, expected.reshape(2, -1), rtol=1e-4, atol=1e-5)
+
+
+def test_a_probe_of_an_earlier_version_has_the_maps_of_the_last_stage_alone() -> None:
+    old, new = random_probe(), random_probe(stages=1)
+    assert "stages" not in old.config
+    assert {name: tensor.shape for name, tensor in old.state_dict().items()} == {
+        name: tensor.shape for name, tensor in new.state_dict().items()
+    }
+    images = torch.rand(3, 1, 16, 16)
+    torch.testing.assert_close(old.features(images), new.features(images))
 
 
 def test_new_classes_are_equally_likely_and_the_features_stay(tmp_path: Path) -> None:

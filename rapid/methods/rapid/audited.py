@@ -81,7 +81,8 @@ def late_steps(settings: RapidSettings, base: Bundle | None = None) -> Subject:
 def probe_head(settings: RapidSettings) -> Subject:
     """The probe's linear layer on unit features, as `rapid.probe.head` trains it."""
     generator = torch.Generator().manual_seed(1)
-    features = F.normalize(torch.randn(CANARIES, settings.probe.features, generator=generator), dim=1)
+    width = settings.probe.features * settings.probe.stages
+    features = F.normalize(torch.randn(CANARIES, width, generator=generator), dim=1)
     features = F.pad(features, (0, 1), value=CONSTANT)
     labels = torch.arange(CANARIES) % CLASSES
     head = nn.Linear(features.shape[1], CLASSES, bias=False)
