@@ -5,6 +5,7 @@ A method's settings (`rapid.methods.NAME.settings`) are a `MethodSettings` made 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -31,6 +32,8 @@ RateSchedule = Literal["constant", "cosine"]
 PhysicalBatch = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
 ANY_BATCH = 256
 """Draws at a time where `auto` is chosen and nothing is measured."""
+LEAST_SIGNAL = 1e-4
+"""Share of an image at the last timestep, sqrt(abar_T): below it estimates of images are rounding errors."""
 
 
 class Section(BaseModel):
@@ -128,6 +131,18 @@ class ScheduleSettings(Section):
     timesteps: int = Field(1000, ge=2, description="T")
     beta_start: float = Field(0.0015, gt=0, lt=1)
     beta_end: float = Field(0.0155, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _signal_is_left(self) -> Self:
+        signal = math.exp(sum(math.log1p(-self.beta(t / (self.timesteps - 1))) for t in range(self.timesteps)) / 2)
+        if signal < LEAST_SIGNAL:
+            problem = f"at step {self.timesteps} the noise leaves {signal:.1g} of an image, less than {LEAST_SIGNAL:g}"
+            raise ValueError(f"{problem}: choose a smaller beta_start, beta_end or timesteps")
+        return self
+
+    def beta(self, way: float) -> float:
+        """Of the timestep that is this share of the way from the first to the last."""
+        return ((1 - way) * math.sqrt(self.beta_start) + way * math.sqrt(self.beta_end)) ** 2
 
 
 class AutoencoderSettings(Section):

@@ -54,6 +54,7 @@ def test_an_override_changes_one_setting_alone(method: str) -> None:
         ("private.stps=3", "private.stps", "Extra inputs"),
         ("private.steps.more=3", "private.steps.more", "'steps' is a value"),
         ("retrieval.k=100", "set", "retrieval: k must be larger than v"),
+        ("schedule.beta_end=0.1", "set", "at step 1000 the noise leaves 3e-09 of an image, less than 0.0001"),
         ("retrieval.k=2000", "set", "retrieval.k must lie in 1..1000"),
         ("nonsense=3", "set", "nonsense: Extra inputs"),
         ("nonsense", "set", "write it as section.name=value"),

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, PNDMScheduler
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import Tensor
 
-from rapid.config.sections import ScheduleSettings
+from rapid.config.sections import LEAST_SIGNAL, ScheduleSettings
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import info_nce, noise_prediction_loss
 from rapid.diffusion.solvers import SamplerName, Solver, early_grid, late_grid
+from rapid.methods.dp_diffusion.networks import build_schedule
+from rapid.methods.dp_diffusion.settings import LinearScheduleSettings
 
 SCHEDULE = Schedule.build(ScheduleSettings())
 SAMPLERS: list[SamplerName] = ["ddim", "pndm", "dpm-solver++"]
@@ -30,6 +34,17 @@ def test_abar() -> None:
         assert SCHEDULE.abar[t].item() == pytest.approx(product)
     assert SCHEDULE.abar[0] == 1
     assert SCHEDULE.abar[800].item() == pytest.approx(0.010, abs=5e-4)  # the paper's k: -20 dB
+
+
+@given(timesteps=st.integers(2, 60), first=st.floats(1e-5, 0.99), last=st.floats(1e-5, 0.99))
+def test_schedules_are_refused_where_no_image_is_left(timesteps: int, first: float, last: float) -> None:
+    sections = {ScheduleSettings: Schedule.build, LinearScheduleSettings: build_schedule}
+    for section, build in sections.items():
+        choice = {"timesteps": timesteps, "beta_start": first, "beta_end": last}
+        signal = build(section.model_construct(**choice)).abar[-1].sqrt().item()  # type: ignore[operator]
+        assume(not math.isclose(signal, LEAST_SIGNAL, rel_tol=1e-6))
+        with nullcontext() if signal > LEAST_SIGNAL else pytest.raises(ValidationError, match=r"leaves .* of an image"):
+            section(**choice)
 
 
 def test_the_closed_form_is_the_markov_chain_in_distribution() -> None:

@@ -15,18 +15,22 @@ from rapid.config.sections import (
     OverlapSettings,
     RateSchedule,
     SamplingSettings,
+    ScheduleSettings,
     Section,
     TonesSettings,
     ViewSettings,
 )
 
 
-class LinearScheduleSettings(Section):
+class LinearScheduleSettings(ScheduleSettings):
     """The variance schedule: beta_t is linear in t. The defaults are those of DDPM; the paper names none."""
 
-    timesteps: int = Field(1000, ge=2, description="T")
     beta_start: float = Field(1e-4, gt=0, lt=1)
     beta_end: float = Field(0.02, gt=0, lt=1)
+
+    def beta(self, way: float) -> float:
+        """Of the timestep that is this share of the way from the first to the last."""
+        return (1 - way) * self.beta_start + way * self.beta_end
 
 
 class MixtureSettings(Section):
