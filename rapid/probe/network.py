@@ -107,8 +107,9 @@ class Probe(StoredNetwork):
         found, maps = {}, images
         for end, layer in enumerate(self.trunk, 1):
             maps = layer(maps)
-            found[end] = maps
-        return tuple(_pooled(found[end]) for end in self._ends)
+            if end in self._ends:
+                found[end] = _pooled(maps)
+        return tuple(found[end] for end in self._ends)
 
     def fit_projection(self, moments: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Set the projections of stages onto the first principal components of their maps, partially whitened.
