@@ -60,7 +60,7 @@ def train_features(
     torch.manual_seed(4)
     own, ranks = recipe.probe, ranks or Ranks()
     model = Probe.build(recipe.image, own, num_classes).to(device)
-    head = nn.Sequential(nn.Linear(model.trunk_width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, num_classes)).to(device)
+    head = nn.Sequential(nn.Linear(model.widths[0], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, num_classes)).to(device)
     network = nn.ModuleDict({"trunk": model.trunk, "head": head})
     counts = torch.from_numpy(np.bincount(labels, minlength=num_classes)).double()
     weights = (1 / counts.clamp_min(1))[torch.from_numpy(labels)]

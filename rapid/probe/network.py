@@ -37,6 +37,8 @@ class Probe(StoredNetwork):
             (1 where it is missing: bundles of earlier versions).
     """
 
+    widths: tuple[int, ...]
+    """Numbers that each used stage gives for an image, the last stage first; the whole trunk gives widths[0]."""
     mean: Tensor
     projection: Tensor
     prototypes: Tensor
@@ -56,11 +58,9 @@ class Probe(StoredNetwork):
             ends.append(len(layers))
             widths.append(_pooled_width(width, size))
         self.trunk = nn.Sequential(*layers, nn.Flatten())
-        self.trunk_width = width * size * size
-        # the last stage first
         stages = min(config.get("stages", 1), len(ends))
         self._ends = ends[::-1][:stages]
-        self.widths: tuple[int, ...] = tuple(widths[::-1][:stages])
+        self.widths = tuple(widths[::-1][:stages])
         dimensions = min(config["features"], *self.widths)
         self.register_buffer("mean", torch.zeros(sum(self.widths)))
         self.register_buffer("projection", torch.zeros(sum(self.widths), dimensions))
