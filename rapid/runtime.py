@@ -1,11 +1,9 @@
-"""Setup of the process: device, memory allocator, signals."""
+"""Setup of the process: device, precision, signals."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 from types import FrameType
 from typing import TypeVar
 
@@ -14,26 +12,6 @@ import torch
 from rapid.errors import InputError
 
 Network = TypeVar("Network", bound=torch.nn.Module)
-# <malloc.h>
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
-
-
-def keep_freed_memory() -> None:
-    """Make glibc keep freed memory instead of returning it to the system. Without glibc it does nothing.
-
-    Training on the CPU allocates the same large blocks in every step. By default glibc maps fresh memory for each, and
-    the kernel must zero it; that takes longer than the arithmetic. Setting MALLOC_MMAP_MAX_=0, MALLOC_TRIM_THRESHOLD_
-    and MALLOC_TOP_PAD_ in the environment has the same effect; if MALLOC_MMAP_MAX_ is set, the environment decides.
-    """
-    if not sys.platform.startswith("linux") or "MALLOC_MMAP_MAX_" in os.environ:
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, -1)
-        mallopt(_M_TOP_PAD, 1 << 30)
-        # one arena: threads reuse each other's freed blocks
-        mallopt(_M_ARENA_MAX, 1)
 
 
 def process_rank() -> int:

@@ -17,5 +17,5 @@ if [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt
     [[ ,$extras, != *,test,* ]] || .venv/bin/python -m pip install --quiet --no-deps --constraint constraints.txt torch-fidelity
     touch "$stamp"
 fi
-# with glibc's defaults fresh memory costs more than the arithmetic
-export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=1000000000
+# with the defaults of glibc fresh memory, and small pages on virtual machines, cost more than the arithmetic
+export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=1000000000 GLIBC_TUNABLES=glibc.malloc.hugetlb=1

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from rapid.dp import DpSgdSpec, PrivateMechanism, Release
+from rapid.heap import prepare_heap
 from rapid.methods import load_settings
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser
-from rapid.runtime import choose_device, keep_freed_memory
+from rapid.runtime import choose_device
 
 CLASSES, CLIP_NORM = 10, 0.1
 BFLOAT16 = "rapid, bfloat16"
@@ -279,7 +280,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
-    keep_freed_memory()
+    prepare_heap()
     device = choose_device(options.device)
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     print(f"{where}, torch {torch.__version__}, median of {options.runs} steps in turn; ratios to the plain step")

@@ -21,8 +21,8 @@ import httpx
 import numpy as np
 import torch
 
+from rapid.heap import prepare_heap
 from rapid.methods import open_generator
-from rapid.runtime import keep_freed_memory
 from rapid.sampling.generate import generate
 from rapid.sampling.generator import Generator
 
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--images", type=int, default=16, help="per request, when measuring throughput")
     options = parser.parse_args()
-    keep_freed_memory()
+    prepare_heap()
     print(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {options.model}", flush=True)
     with server(options.model) as url:
         _, batch = max((bare_throughput(bare(options.model, batch), 2), batch) for batch in BATCHES)

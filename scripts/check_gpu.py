@@ -28,7 +28,8 @@ from checks import Check, Figures, Found, Outcome, Setup, run
 import rapid
 from rapid.errors import InputError
 from rapid.files import write_json
-from rapid.runtime import choose_device, keep_freed_memory
+from rapid.heap import prepare_heap
+from rapid.runtime import choose_device
 
 PACKAGES = ("torch", "numpy", "diffusers", "faiss-cpu", "faiss-gpu", "cryptography", "opacus")
 MINUTES = 10.0
@@ -160,7 +161,7 @@ def main() -> int:
     except InputError as error:
         print(f"check-gpu: --{error}", file=sys.stderr)
         return error.exit_code
-    keep_freed_memory()
+    prepare_heap()
     warnings.simplefilter("ignore")
     names = [name for name in CHECKS if name in (options.only or CHECKS) and name not in options.skip]
     folder = Path(tempfile.mkdtemp(prefix="check-gpu."))

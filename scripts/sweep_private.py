@@ -28,9 +28,10 @@ from rapid.evaluate.fidelity import NEIGHBOURS, neighbourhoods
 from rapid.evaluate.utility import measure_utility
 from rapid.files import replacing, write_json
 from rapid.frechet import frechet_distance
+from rapid.heap import prepare_heap
 from rapid.methods import load_settings
 from rapid.methods.rapid.settings import RapidSettings
-from rapid.runtime import choose_device, keep_freed_memory
+from rapid.runtime import choose_device
 
 Json = dict[str, Any]
 PUBLIC = RapidSettings.public_sections
@@ -227,7 +228,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/sweep-private"), help="holds bundles and images")
     parser.add_argument("--report", type=Path, help="table and charts; default: where the study is")
     options = parser.parse_args()
-    keep_freed_memory()
+    prepare_heap()
     study = yaml.safe_load(options.study.read_text(encoding="utf-8"))
     repeated = set(study.get("repeated", ()))
     if unknown := repeated - set(study["studies"]):

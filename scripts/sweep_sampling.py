@@ -16,8 +16,9 @@ from rapid.data import ImageSet, fit_images, load_images
 from rapid.diffusion.solvers import SamplerName
 from rapid.evaluate.utility import measure_utility
 from rapid.files import replacing, write_json
+from rapid.heap import prepare_heap
 from rapid.methods import generator_of
-from rapid.runtime import choose_device, keep_freed_memory
+from rapid.runtime import choose_device
 from rapid.sampling.generate import generate
 
 STEPS = (10, 20, 40, 80, 200)
@@ -58,7 +59,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
-    keep_freed_memory()
+    prepare_heap()
     bundle = Bundle.open(options.model, "model")
     test = fit_images(load_images(options.test, "test"), bundle.config.image, "test")
     file = options.out / "sampling.json"

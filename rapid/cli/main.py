@@ -53,10 +53,11 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         Exception: a bug; errors that the user can act on are printed in one line instead.
     """
-    from rapid.runtime import Interruption, keep_freed_memory
+    from rapid.heap import prepare_heap
+    from rapid.runtime import Interruption
     from rapid.stopping import stop_on_signal
 
-    keep_freed_memory()
+    prepare_heap()
     # what trains stops between two steps; anything else stops at once
     cooperative = "resume" in options or options.command == "demo"
     interruption = None if cooperative else Interruption()
