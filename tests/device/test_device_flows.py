@@ -26,7 +26,7 @@ RETRIEVALS = {
     # with settings of which each needs other tensors
     "query": ["generation.guidance=2", "generation.clip_range=3"],
     "class": [],
-    "none": ["generation.epsilon_scale=1.1", "generation.probe_guidance=0.5"],
+    "none": ["generation.epsilon_scale=1.1", "generation.public_below=100", "generation.probe_guidance=0.5"],
 }
 OBJECTIVES = {
     "rapid": ["private.neighbours=3", "private.start=300", "private.precision=bfloat16"],

@@ -63,13 +63,13 @@ class RapidSampler:
     with the bundle's denoiser. With 100 steps, k = 0.8 T and v = 0.2 T these are 20 + 20 network calls. The knowledge
     base is public and the query starts from noise, so all of it is post-processing of the private denoiser.
 
-    Four settings go beyond the paper. With `private.start` (or `generation.start`) above v, the retrieved value is
+    Five settings go beyond the paper. With `private.start` (or `generation.start`) above v, the retrieved value is
     first diffused to that step with fresh noise. With `generation.epsilon_scale` above 1, less than the predicted noise
     is removed (epsilon scaling; Ning et al., ICLR 2024): a denoiser trained with noise predicts too close to the mean,
     and its images vary too little. With `generation.retrieval` = class there is no query: the record is drawn from the
-    public classes that the private probe finds similar to the requested class (see `ClassRecords`), which is
-    post-processing, too. With `moments` images begin from the released Gaussian of their class (see `ClassMoments`).
-    With `generation.probe_guidance` above 0 the private probe pulls images towards their class.
+    public classes that the private probe finds similar to the requested class (see `ClassRecords`); with `moments`
+    images begin from the released Gaussian of their class (see `ClassMoments`). With `generation.probe_guidance` above
+    0 the private probe pulls images towards their class. Steps below `generation.public_below` are public ones.
 
     Args:
         parts: networks, knowledge base and settings.
@@ -86,7 +86,7 @@ class RapidSampler:
         settings: how images are sampled.
         device: as given.
         start: timestep at which the late steps start.
-        private_from: highest timestep for which the bundle's own denoiser is used.
+        private_from: highest timestep of the bundle's own denoiser.
     """
 
     def __init__(self, parts: Parts, device: torch.device, settings: GenerationSettings) -> None:
@@ -205,7 +205,8 @@ class RapidSampler:
         stride = max(1, self.max_steps // (steps or self.settings.steps))
         if stride not in self._routes:
             late = Solver.build(self.settings.sampler, self._schedule, late_grid(self.start, stride), stride)
-            networks = tuple(PUBLIC if t > self.private_from else PRIVATE for t in late.timesteps)
+            own = range(self.settings.public_below, self.private_from + 1)
+            networks = tuple(PRIVATE if t in own else PUBLIC for t in late.timesteps)
             route: Route = (Phase(late, networks),)
             if self._queries:
                 grid = early_grid(self.max_steps, self._settings.retrieval.k, stride)
@@ -238,9 +239,8 @@ class RapidSampler:
             if self._moments is not None:
                 y = None if labels is None else self._sent(labels)
                 t = torch.full((len(noise),), self.start, device=self.device)
-                return Initialisation(
-                    self._schedule.diffuse(self._moments.sample(y, noise), self._normal(streams), t), None
-                )
+                x = self._schedule.diffuse(self._moments.sample(y, noise), self._normal(streams), t)
+                return Initialisation(x, None)
             if self._class_records is None:
                 return Initialisation(noise, None)
             # the noise is drawn even if it is not used, so that a seed keeps its images
@@ -365,8 +365,8 @@ class RapidSampler:
             return None
         if self._parts.moments is None:
             others = "none" if self._parts.retrieval is None else "query, class or none"
-            problem = f"this bundle has no moments (private.moments.share); choose {others}"
-            raise InputError("generation.retrieval", problem, "moments")
+            words = f"this bundle has no moments (private.moments.share); choose {others}"
+            raise InputError("generation.retrieval", words, "moments")
         return self._parts.moments.to(self.device)
 
     def _records_by_class(self) -> ClassRecords | None:

@@ -158,6 +158,12 @@ class GenerationSettings(SamplingSettings):
     epsilon_scale: float = Field(
         1.0, gt=0, description="the noise that is predicted is divided by this; more than 1: more varied, less clean"
     )
+    public_below: int = Field(
+        0,
+        ge=0,
+        description="steps below this timestep, the last ones, are the public denoiser's, without classes: they decide "
+        "no class, and DP-SGD leaves grain there; 0: none of them",
+    )
     gpu_index: bool = Field(
         False,
         description="with a knowledge base of index type ivf on --device cuda: let faiss search it on the GPU, where "
@@ -337,6 +343,11 @@ class RapidSettings(MethodSettings):
             raise ValueError(
                 f"{name}.start must lie in {self.retrieval.v}..{self.late_start} (retrieval.v to where the late "
                 f"steps begin), not {own.start}"
+            )
+        start = own.start or self.late_start
+        if own.public_below > start:
+            raise ValueError(
+                f"{name}.public_below must be at most {start} (where images begin), not {own.public_below}"
             )
         if own.steps > T:
             raise ValueError(f"{name}.steps must be at most {T} (schedule.timesteps), not {own.steps}")

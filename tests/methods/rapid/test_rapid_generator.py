@@ -41,6 +41,25 @@ def test_network_calls(private: Bundle, retrieval: str, calls: tuple[int, int]) 
     assert generator.calls() == sum(calls)
 
 
+@pytest.mark.parametrize(("below", "late"), [(0, (0, 20)), (41, (4, 16)), (200, (19, 1))])
+def test_the_public_denoiser_takes_the_steps_below_a_timestep(
+    private: Bundle, below: int, late: tuple[int, int]
+) -> None:
+    """Late steps are at 200, 190 .. 10, one at least by the bundle's own denoiser, and all in the same order."""
+    generator = make(private, retrieval="class", attempts=1, public_below=below)
+    called: list[tuple[str, int]] = []
+    for name, network in generator._denoisers.items():
+        network.register_forward_hook(lambda _, given, __, name=name: called.append((name, int(given[1][0]))))
+    generate(generator, 2, seed=1)
+    assert called == [(PUBLIC if t < below else PRIVATE, t) for t in range(200, 0, -10)]
+    assert tuple(sum(name == one for name, _ in called) for one in (PUBLIC, PRIVATE)) == late
+
+
+def test_a_public_end_that_leaves_no_step_is_refused(private: Bundle) -> None:
+    with pytest.raises(InputError, match=r"generation\.public_below must be at most 200 \(where"):
+        generation_settings(private.settings_as(RapidSettings), ["generation.public_below=201"])
+
+
 @pytest.mark.parametrize("sampler", ["ddim", "pndm", "dpm-solver++"])
 def test_image_n_of_a_seed_does_not_depend_on_the_batch(private: Bundle, sampler: str) -> None:
     whole = generate(make(private, sampler=sampler), 13, seed=11)

@@ -20,7 +20,7 @@ from rapid.sampling.streams import make_streams
     params=[
         {"sampler": "ddim", "steps": 20},
         {"sampler": "pndm", "steps": 20, "guidance": 2.0},
-        {"sampler": "dpm-solver++", "steps": 10, "epsilon_scale": 1.1},
+        {"sampler": "dpm-solver++", "steps": 20, "epsilon_scale": 1.1, "public_below": 101},
         {"sampler": "ddim", "steps": 10, "retrieval": "none"},
         {"sampler": "ddim", "steps": 10, "retrieval": "class"},
     ],
