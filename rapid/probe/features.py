@@ -63,11 +63,12 @@ def train_features(
     head = nn.Sequential(nn.Linear(model.widths[0], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, num_classes)).to(device)
     network = nn.ModuleDict({"trunk": model.trunk, "head": head})
     counts = torch.from_numpy(np.bincount(labels, minlength=num_classes)).double()
-    weights = (1 / counts.clamp_min(1))[torch.from_numpy(labels)]
+    # of all images up to each: torch.multinomial takes at most 2^24, and sums them anew for each batch
+    summed = (1 / counts.clamp_min(1))[torch.from_numpy(labels)].cumsum(0)
 
     def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
         count = own.training.batch_size
-        chosen = _draw(weights, count, generator)[ranks.rows].numpy()
+        chosen = draw_rows(summed, count, generator)[ranks.rows].numpy()
         draws = drawn(count, generator)[:, ranks.rows].to(device)
         views = transformed(to_unit_range(images[chosen], device), own.augment, draws)
         return views, torch.from_numpy(labels[chosen]).to(device)
@@ -110,6 +111,12 @@ def probe_features(probe: Probe, images: NDArray[np.uint8], device: torch.device
     return torch.cat(parts) if parts else torch.zeros(0, probe.prototypes.shape[1], device=device)
 
 
+def draw_rows(summed: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Indices of images, int64 (count,), with replacement, by the running sum of their weights, float64 (N,)."""
+    uniform = torch.rand(count, dtype=torch.float64, generator=generator) * summed[-1]
+    return torch.searchsorted(summed, uniform, right=True).clamp_max(len(summed) - 1)
+
+
 @torch.no_grad()
 def _moments(probe: Probe, images: Images, device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """Mean and covariance of the outputs of each stage, float64 (F,) and (F, F), in bounded memory."""
@@ -122,10 +129,6 @@ def _moments(probe: Probe, images: Images, device: torch.device) -> list[tuple[T
             products[number] += exact.T @ exact
     pairs = [(total / len(images), product / len(images)) for total, product in zip(sums, products, strict=True)]
     return [(mean, second - torch.outer(mean, mean)) for mean, second in pairs]
-
-
-def _draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    return torch.multinomial(weights, count, replacement=True, generator=generator)
 
 
 def _parts(images: Images) -> Iterator[NDArray[Any]]:
