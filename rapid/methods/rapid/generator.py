@@ -17,7 +17,7 @@ from rapid.data.fit import from_planes, to_planes, unit_range
 from rapid.diffusion import Schedule
 from rapid.diffusion.solvers import Solver, early_grid, late_grid
 from rapid.errors import InputError
-from rapid.methods.rapid.guidance import ProbeGuidance, class_limits
+from rapid.methods.rapid.guidance import ProbeGuidance, class_limits, least_confidence
 from rapid.methods.rapid.knowledge_base import Retrieval
 from rapid.methods.rapid.moments import ClassMoments
 from rapid.methods.rapid.neighbours import ClassRecords, choose_neighbours
@@ -132,7 +132,7 @@ class RapidSampler:
     @property
     def confidence(self) -> float:
         """Probability of its class by the probe that a candidate needs to be accepted."""
-        return self.settings.confidence
+        return least_confidence(self._parts.levels, self.settings)
 
     @property
     def batch_size(self) -> int:

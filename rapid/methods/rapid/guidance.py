@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rapid.diffusion import Schedule
 from rapid.methods.rapid.moments import ClassMoments
+from rapid.methods.rapid.settings import GenerationSettings
 from rapid.nn import Autoencoder
 from rapid.nn.storage import StoredNetwork
 from rapid.probe.network import Probe
@@ -38,22 +39,31 @@ class GuidanceLevels(StoredNetwork):
     """The probability of its class up to which an image is guided, if `generation.probe_guidance` says no less.
 
     Args:
-        config: JSON-ready: classes.
+        config: JSON-ready: classes; confidence (1 where it is missing: bundles of earlier versions).
 
     Attributes:
         limits: probabilities, float (classes,); 0: no guidance, 1: as the setting says.
+        confidence: probability that a candidate needs to be accepted, if `generation.confidence` says no less.
     """
 
     limits: Tensor
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
+        self.confidence: float = config.get("confidence", 1.0)
         self.register_buffer("limits", torch.zeros(config["classes"]))
 
 
 def class_limits(levels: GuidanceLevels | None, classes: int, most: float) -> Tensor:
     """The limit of each class, float (classes,) on the CPU: that of the levels if there are any, none above `most`."""
     return torch.full((classes,), most) if levels is None else levels.limits.cpu().clamp_max(most)
+
+
+def least_confidence(levels: GuidanceLevels | None, own: GenerationSettings) -> float:
+    """The probability that a candidate needs: that of the levels if they are wanted, not above the setting."""
+    if levels is None or not own.least_accepted:
+        return own.confidence
+    return min(own.confidence, levels.confidence)
 
 
 class PosteriorCovariance:

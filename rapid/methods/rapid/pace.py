@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rapid.methods.rapid.levels import SHARES, drawn_of_each, levels_wanted
+from rapid.methods.rapid.levels import SHARES, drawn_of_each, guides_less, levels_wanted, lowers_confidence
 from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
 
 PLAIN_GRADIENT, CALL = 0.6, 0.3
@@ -41,7 +41,7 @@ def other_work(settings: RapidSettings) -> float:
 
 
 def levels_work(settings: RapidSettings, classes: int = 1) -> float:
-    """Time of finding levels of guidance, if all shares are tried for all classes, in the same unit.
+    """Time of finding levels of guidance and confidence, if all shares are tried for all classes, in the same unit.
 
     0 without classes, which nothing is guided to.
     """
@@ -49,7 +49,9 @@ def levels_work(settings: RapidSettings, classes: int = 1) -> float:
     if not (classes and probed and levels_wanted(settings)):
         return 0.0
     plain = settings.generation.model_copy(update={"probe_guidance": 0.0})
-    work = sum(candidate_work(settings, settings.generation if share else plain) for share in SHARES)
+    tried = SHARES if guides_less(settings.generation) else ()
+    work = sum(candidate_work(settings, settings.generation if share else plain) for share in tried)
+    work += candidate_work(settings, settings.generation) * lowers_confidence(settings.generation)
     return classes * drawn_of_each(classes) * work
 
 

@@ -144,6 +144,14 @@ class GenerationSettings(SamplingSettings):
         "than probe_guidance says, or not at all. Found at the end of training; later only 0, all classes are guided "
         "alike, makes a difference",
     )
+    least_accepted: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of candidates, of all classes together, that is to be accepted: confidence is lowered as "
+        "far as that takes, so that images need fewer of them. Found at the end of training; later only 0, confidence "
+        "as it is set, makes a difference",
+    )
     start: int | None = Field(
         None,
         ge=1,

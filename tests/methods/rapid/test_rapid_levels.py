@@ -49,10 +49,48 @@ def test_a_class_that_is_accepted_without_guidance_gets_none(private: Bundle, fi
     assert fit_levels(parts, CPU).limits.tolist() == [expected, *[1.0] * 9]
 
 
+@pytest.mark.parametrize(
+    ("least", "expected"),
+    [(0.1, 0.45), (0.05, 0.45), (0.11, 0.0), (0.0, 1.0)],
+    ids=["enough", "more", "too few", "off"],
+)
+def test_the_confidence_is_lowered_until_enough_candidates_are_accepted(
+    private: Bundle, least: float, expected: float
+) -> None:
+    """A probe that always finds class 0, with a probability of .46: a tenth of all candidates, from .45 downwards."""
+    parts = always(parts_with(private, least_accepted=least), [0.46, *[0.06] * 9])
+    levels = fit_levels(parts, CPU)
+    assert levels.confidence == pytest.approx(expected)
+    assert levels.limits.tolist() == [1.0] * 10
+    sampler = RapidSampler(replace(parts, levels=levels), CPU, parts.settings.generation)
+    assert sampler.confidence == pytest.approx(min(0.5, expected))
+
+
+def test_a_confidence_that_enough_candidates_reach_stays(private: Bundle) -> None:
+    """Also without guidance, for which nothing is found then."""
+    parts = always(parts_with(private, least_accepted=0.1, probe_guidance=0.0), [0.55, *[0.05] * 9])
+    levels = fit_levels(parts, CPU)
+    assert (levels.confidence, levels.limits.tolist()) == (0.5, [1.0] * 10)
+
+
+def test_levels_of_an_earlier_version_leave_the_confidence(private: Bundle, tmp_path: Path) -> None:
+    """They have no confidence; the setting decides, as it does with least_accepted=0."""
+    GuidanceLevels({"classes": 10}).save(tmp_path / "old")
+    parts = parts_with(private, least_accepted=0.4)
+    old = replace(parts, levels=GuidanceLevels.load(tmp_path / "old"))
+    assert RapidSampler(old, CPU, parts.settings.generation).confidence == 0.5
+    off = parts.settings.generation.model_copy(update={"least_accepted": 0.0})
+    low = replace(parts, levels=GuidanceLevels({"classes": 10, "confidence": 0.2}))
+    assert RapidSampler(low, CPU, off).confidence == 0.5
+
+
 @pytest.mark.parametrize("changes", NOT_FOR_LEVELS)
 def test_without_guidance_or_refusals_there_are_no_levels(private: Bundle, changes: dict[str, float]) -> None:
     assert levels_wanted(parts_with(private).settings)
     assert not levels_wanted(parts_with(private, **changes).settings)
+    confident = {"least_accepted": 0.3, **changes}
+    assert levels_wanted(parts_with(private, **confident).settings) == ("attempts" not in changes)
+    assert not levels_wanted(parts_with(private, **confident, confidence=0.0).settings)
 
 
 def test_levels_replace_what_the_setting_says(private: Bundle) -> None:
@@ -77,6 +115,7 @@ def test_a_private_bundle_keeps_its_levels(
     public_bundle: Path, digits: Path, tiny_settings: RapidSettings, tmp_path: Path
 ) -> None:
     changes = ["generation.probe_guidance=0.5", "generation.enough_accepted=0.3"]
+    changes += ["generation.confidence=0.9", "generation.least_accepted=0.3"]
     settings = apply_overrides(tiny_settings.model_dump(mode="json"), changes)
     made = train_private_bundle(
         public_bundle, PrivateImages(digits), tmp_path / "out", settings,
@@ -86,4 +125,5 @@ def test_a_private_bundle_keeps_its_levels(
     levels = Parts.of(made).levels
     assert levels is not None
     assert bool(torch.isin(levels.limits, torch.tensor([0.0, 0.1, 0.25, 1.0])).all())
+    assert levels.confidence == levels.config["confidence"] <= 0.9
     assert generate(RapidSampler(Parts.of(made), CPU, Parts.of(made).settings.generation), 3).images.shape[0] == 3
