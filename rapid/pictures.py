@@ -108,7 +108,7 @@ def labelled_grid(images: Pixels, labels: NDArray[np.int64] | None, classes: Seq
     for number in numbers.tolist():
         own = images[labels == number]
         for start in range(0, len(own), columns):
-            rows.append(("" if start else _caption(classes[number]), own[start : start + columns]))
+            rows.append(("" if start else one_line(classes[number]), own[start : start + columns]))
     return table(rows, scale=scale)
 
 
@@ -146,7 +146,7 @@ def table(rows: Sequence[tuple[str, Pixels]], columns: Sequence[str] = (), title
     return np.asarray(sheet)
 
 
-def _caption(name: str) -> str:
+def one_line(name: str) -> str:
     """A class name in one line of at most `CAPTION` characters."""
     line = " ".join(name.split())
     return line if len(line) <= CAPTION else line[: CAPTION - 3] + "..."

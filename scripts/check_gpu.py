@@ -91,6 +91,8 @@ CHECKS: dict[str, Check] = {
     "replayed sums, cross-attention": privacy.replayed("cross-attention"),
     "recordings that fail": privacy.failed_recording,
     "norm of one example": privacy.norms,
+    "neighbours": privacy.neighbours(half=False),
+    "neighbours, bfloat16": privacy.neighbours(half=True),
     "not finite": privacy.not_finite,
     "noise": privacy.noise,
     "noise of steps": privacy.noise_of_steps,

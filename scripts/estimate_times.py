@@ -112,7 +112,8 @@ class Count:
 
 
 PEAKS = {"bfloat16": Count(989, 989), "float32": Count(494, 67), "exact": Count(67, 67)}
-"""Peaks of an H200, dense, in 10^12 operations a second, by its data sheet; torch's float32 has TF32 convolutions."""
+"""Peaks of an H200, dense, in 10^12 operations a second, by its data sheet; torch's float32 has TF32 convolutions,
+private stages have none."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,8 @@ class Work:
 
     def private_hours(self, precision: str, share: float) -> float:
         """Hours of the private stage; `precision` is a value of `private.precision`."""
-        return self.passes.hours(PEAKS[precision], share) + self.weights.hours(PEAKS["exact"], share)
+        peak = PEAKS["exact" if precision == "float32" else precision]
+        return self.passes.hours(peak, share) + self.weights.hours(PEAKS["exact"], share)
 
 
 def operations(network: Callable[..., Any], *inputs: Tensor) -> Count:

@@ -212,6 +212,47 @@ def failed_recording(setup: Setup) -> Outcome:
     return "what waits for the host is not recorded; other work is, also after recordings were dropped", {}
 
 
+def neighbours(*, half: bool) -> Check:
+    """How far one example moves the sum beyond its own gradient: what its absence changes in those of all others.
+
+    In float32 the batch has one example fewer. In bfloat16 it has as many, as in training: those behind the example
+    move up, and one that does not count fills the last place.
+    """
+
+    def check(setup: Setup) -> Outcome:
+        width, count, tried = 8 if setup.smallest else 64, 33 if setup.smallest else 257, 3 if setup.smallest else 16
+        settings = load_settings("demo", [f"denoiser.channels={width}", "denoiser.heads=2"])
+        torch.manual_seed(5)
+        network = Denoiser.build(settings, 10).eval().to(setup.device)
+        x, eps = torch.randn(2, count, *settings.latent_shape)
+        t, labels = torch.randint(1, 1001, (count,)), torch.randint(10, (count,))
+        objective = _Denoising(network, tuple(part.to(setup.device) for part in (x, eps, t, labels)))
+        keeper, piece = BookKeeper(network), count - 1
+
+        def clipped(rows: Tensor) -> Tensor:
+            fill = piece - len(rows) if half else 0
+            counted = torch.arange(len(rows) + fill, device=setup.device) < len(rows)
+            prepared = objective.prepare(torch.cat([rows, rows.new_full((fill,), piece)]))
+            total, _ = keeper.clipped_sum(
+                lambda: objective.computed(prepared, setup.device, autocast=half), len(counted), least, counted=counted
+            )
+            return torch.cat([part.flatten() for part in total])
+
+        # all gradients are clipped, so each has as much weight as it may have
+        least = 1e-4
+        rows, largest = torch.arange(piece), 0.0
+        whole = clipped(rows)
+        for left_out in range(0, piece, max(1, piece // tried)):
+            rest = clipped(rows[rows != left_out])
+            moved = float((whole - rest - clipped(rows[left_out : left_out + 1])).norm()) / least
+            largest = max(largest, moved)
+        line = f"{piece} examples: all others move by at most {largest:.1e} of clip_norm"
+        require(largest <= ROUNDING_MARGIN, f"{line}; the margin is {ROUNDING_MARGIN:.1e}")
+        return line, {"largest": largest}
+
+    return check
+
+
 def norms(setup: Setup) -> Outcome:
     """One example alone adds at most clip_norm, for every kind of layer: the norm and the sum are computed apart."""
     largest, least, seen = 0.0, math.inf, {}

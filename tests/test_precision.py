@@ -155,6 +155,27 @@ def test_clipped_sums_are_right_under_each_setting(legacy: str, new: str) -> Non
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
 
 
+def test_the_network_of_a_clipped_sum_has_all_digits_forwards_and_backwards() -> None:
+    """What is beside an example must not change its gradient, so not how the network rounds either."""
+    BACKENDS.fp32_precision = "tf32"
+    seen = []
+
+    class Looks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            seen.append(set(chosen().values()))
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            seen.append(set(chosen().values()))
+            return grad
+
+    network = nn.Linear(3, 2)
+    BookKeeper(network).clipped_sum(lambda: Looks.apply(network(torch.ones(4, 3))).sum(1), 4, 0.5)
+    assert seen == [{"ieee"}, {"ieee"}]
+
+
 def test_some_of_these_settings_cannot_be_read_in_the_old_way() -> None:
     """Which is why nothing here reads them so."""
     BACKENDS.cuda.matmul.fp32_precision = "tf32"

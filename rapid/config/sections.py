@@ -274,7 +274,7 @@ class DpSgdSettings(PrivateSettings):
     precision: Literal["float32", "bfloat16"] = Field(
         "float32",
         description="of the network's forward and backward pass; clipped sums and noise are float64. "
-        "bfloat16: on GPUs only",
+        "bfloat16: on GPUs only, with batches that are padded to whole pieces of physical_batch",
     )
 
     @property

@@ -11,6 +11,7 @@ without the key. A set with one image more or less is another data set.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
@@ -243,7 +244,9 @@ class Ledger:
         try:
             # a crash may leave an incomplete last line; nothing was done on its basis
             os.ftruncate(handle, self._complete_bytes())
-            os.write(handle, line)
+            if os.write(handle, line) < len(line):
+                # as at a limit of file sizes; what was written is an incomplete line, too
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             os.fsync(handle)
         finally:
             os.close(handle)

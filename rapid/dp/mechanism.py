@@ -119,7 +119,7 @@ class PrivateMechanism:
             raise PrivacyRefused(f"all {self._spec.steps} planned steps are taken; another would exceed the budget")
         self._steps_taken += 1
         batch = self._draw_batch()
-        total = self._clipped_sum(*self._padded(batch)) if self._pad_batches else self._clipped_sum(batch)
+        total = self._clipped_sum(*self._padded(batch)) if self._fixed_pieces else self._clipped_sum(batch)
         # the whole sum first: it is rounded together with its noise
         self._ranks.all_reduce(total)
         if self._correlation is not None:
@@ -141,11 +141,16 @@ class PrivateMechanism:
             drawn &= self._groups == (self._steps_taken - 1) % self._spec.band
         return drawn.nonzero().flatten()
 
+    @property
+    def _fixed_pieces(self) -> bool:
+        """Whether all pieces have one size. In bfloat16 an example's gradient depends on it by more than the margin."""
+        return self._pad_batches or self._autocast
+
     def _padded(self, indices: Tensor) -> PaddedBatch:
-        """The batch with its padding."""
+        """The batch with its padding: to whole pieces, and with `pad_batches` to a size that does not tell its own."""
         # with a band one group of several is drawn from
         group = math.ceil(self._examples / self._spec.band)
-        size = padded_size(group, self._spec.sample_rate, self._piece)
+        size = padded_size(group, self._spec.sample_rate, self._piece) if self._pad_batches else 0
         return pad(indices, self._examples, size, self._piece, self._randomness)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from rapid.errors import InputError
 
-QUERIES, REFERENCES = 4096, 4096
-"""Images of each set that are held as floats at a time."""
+BLOCK = 128 << 20
+"""Bytes of each set that are held as float64 at a time."""
+MOST_ROWS = 4096
+"""Images of each set at a time, at most: the distances of a block have their square."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ def nearest_images(
     *,
     same: bool = False,
 ) -> Nearest:
-    """Search exactly, in blocks. The distances of the nearest images are computed from integers, without rounding.
+    """Search exactly, in blocks: sums of products of bytes are integers, which float64 holds without rounding.
 
     Args:
         queries: uint8 (N, H, W) or (N, H, W, 3).
@@ -53,22 +56,25 @@ def nearest_images(
         raise InputError("", "there are no images to compare with; give more images")
     indices = np.empty(len(queries), np.int64)
     distances = np.empty(len(queries), np.float64)
-    norms = np.concatenate([_flat(part, device).square().sum(1).cpu().numpy() for part in _parts(references)])
-    for first in range(0, len(queries), QUERIES):
-        part = queries[first : first + QUERIES]
-        found = _search(_flat(part, device), references, torch.from_numpy(norms).to(device), first if same else None)
-        indices[first : first + len(part)] = found
-        # the search uses |q|^2 + |r|^2 - 2 q.r, which cancels badly for close pairs
-        differences = part.reshape(len(part), -1).astype(np.int32) - references[found].reshape(len(part), -1)
-        distances[first : first + len(part)] = np.sqrt(np.square(differences).sum(1, dtype=np.int64)) / 255
+    norms = torch.cat([_flat(part, device).square().sum(1) for part in _parts(references)])
+    first = 0
+    for part in _parts(queries):
+        rows = _flat(part, device)
+        found, values = _search(rows, references, norms, first if same else None)
+        indices[first : first + len(part)] = found.cpu().numpy()
+        distances[first : first + len(part)] = (values + rows.square().sum(1)).sqrt().cpu().numpy() / 255
+        first += len(part)
         if advance is not None:
             advance(len(part))
     return Nearest(indices, distances)
 
 
-def _search(queries: Tensor, references: NDArray[np.uint8], norms: Tensor, own: int | None) -> NDArray[np.int64]:
-    """Index of the nearest reference of each query. If `own` is given, reference own + n is query n and is skipped."""
-    best = torch.full((len(queries),), torch.inf, device=queries.device)
+def _search(queries: Tensor, references: NDArray[np.uint8], norms: Tensor, own: int | None) -> tuple[Tensor, Tensor]:
+    """Index of the nearest reference r of each query q, and |r|^2 - 2 q.r.
+
+    If `own` is given, reference own + n is query n and is skipped.
+    """
+    best = torch.full((len(queries),), torch.inf, dtype=torch.float64, device=queries.device)
     found = torch.zeros(len(queries), dtype=torch.int64, device=queries.device)
     rows = torch.arange(len(queries), device=queries.device)
     start = 0
@@ -84,12 +90,13 @@ def _search(queries: Tensor, references: NDArray[np.uint8], norms: Tensor, own: 
         best = torch.where(nearer, values, best)
         found = torch.where(nearer, columns + start, found)
         start += len(part)
-    return found.cpu().numpy()
+    return found, best
 
 
 def _parts(images: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-    return [images[start : start + REFERENCES] for start in range(0, len(images), REFERENCES)]
+    rows = min(MOST_ROWS, max(1, BLOCK // (8 * math.prod(images.shape[1:]))))
+    return [images[start : start + rows] for start in range(0, len(images), rows)]
 
 
 def _flat(images: NDArray[np.uint8], device: torch.device | str) -> Tensor:
-    return torch.from_numpy(images.reshape(len(images), -1)).to(device).float().div_(255)
+    return torch.from_numpy(images.reshape(len(images), -1)).to(device).double()

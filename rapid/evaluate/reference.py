@@ -139,13 +139,12 @@ def train_reference(
         raise InputError("classifiers", f"with --save-features name one of {','.join(CLASSIFIERS)}", kind)
     if epochs < 1:
         raise InputError("epochs", "must be at least 1", epochs)
-    canvas = Canvas(kept=None)
-    train = load_images(train_real, "train_real", label_column=label_column, target=canvas)
-    test = load_images(real, "real", label_column=label_column, target=canvas)
+    train = load_images(train_real, "train_real", label_column=label_column, target=Canvas(kept=None))
+    side = max(train.images.shape[1:3])
+    test = load_images(real, "real", label_column=label_column, target=Canvas(side, side))
     match_classes(train, test)
     for images in (train, test):
         tell(images)
-    side = max(*train.images.shape[1:3], *test.images.shape[1:3])
     form = ImageSettings(size=-(-side // SIDE) * SIDE, channels=1 if train.channels == 1 else 3)
     train, test = fit_images(train, form, "train_real"), fit_images(test, form, "real")
     trained = train_classifier(kind, train, device, "reference network", epochs)

@@ -28,7 +28,7 @@ from rapid.evaluate.reference import check_fit, load_reference
 from rapid.evaluate.sets import Sets, describe, first_of_each_class, load_sets, match_classes
 from rapid.evaluate.utility import measure_utility, protocol_in_words
 from rapid.files import check_folder, replacing, write_json
-from rapid.pictures import Pixels, table
+from rapid.pictures import Pixels, one_line, table
 from rapid.sampling.generator import Generator
 
 SAMPLES, ROWS = 12, 40
@@ -318,5 +318,5 @@ def _samples(sets: Sets) -> dict[str, Pixels]:
         caption = f"{name} images: the first {SAMPLES} of each class" if rows[0][0] else f"the first {name} images"
         if len(rows) > ROWS:
             caption += f" ({ROWS} of {len(rows)} classes)"
-        pictures[caption] = table(rows[:ROWS])
+        pictures[caption] = table([(one_line(name), row) for name, row in rows[:ROWS]])
     return pictures

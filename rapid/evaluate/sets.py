@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +49,7 @@ def load_sets(
     """Read the sets, and bring all images to the size of the synthetic ones, or of the model.
 
     Smaller images are padded with black. A set with larger images, or with several sizes, is scaled down with its
-    aspect ratio kept, unless the model distorts images.
+    aspect ratio kept. If the model distorts images (`image.fit=resize`), all are scaled to its size as it does.
 
     Args:
         synthetic: path of the images to evaluate; they decide whether all sets become grey or RGB.
@@ -63,7 +64,8 @@ def load_sets(
     """
     samples = load_images(synthetic, "synthetic", target=Canvas(kept=None))
     size = max(*samples.images.shape[1:3], 0 if model is None else model.size)
-    canvas = Canvas(size, size, "resize" if model is not None and model.fit == "resize" else "contain")
+    distorted = model is not None and model.fit == "resize"
+    canvas = Canvas(size, size, "resize" if distorted else "contain")
     test = load_images(real, "real", label_column=label_column, target=canvas)
     training = None
     if train_real is not None:
@@ -71,7 +73,9 @@ def load_sets(
     others = [load_images(path, "public", target=canvas) for path in public]
     if size < 4:
         raise InputError("synthetic", "images smaller than 4x4 pixels cannot be evaluated; give larger ones", synthetic)
-    form = ImageSettings(size=size, channels=1 if samples.channels == 1 else 3)
+    # larger ones have been scaled down
+    fit: Literal["resize", "pad"] = "resize" if distorted else "pad"
+    form = ImageSettings(size=size, channels=1 if samples.channels == 1 else 3, fit=fit)
     return Sets(
         max((training or test).images.shape[1:3]),
         form,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from dataclasses import dataclass
 
@@ -22,7 +23,8 @@ BATCH = 128
 LEARNING_RATE = 1e-2
 WEIGHT_DECAY = 0.01
 HELD_OUT = 0.1
-BATCH_PREDICTED = 500
+BATCH_PREDICTED, PIXELS_PREDICTED = 500, 1 << 21
+"""Images that a network sees at a time without training, at most, and their pixels."""
 
 
 @dataclass(frozen=True)
@@ -151,4 +153,5 @@ def _input(images: NDArray[np.uint8], device: torch.device) -> torch.Tensor:
 
 
 def _parts(images: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-    return [images[start : start + BATCH_PREDICTED] for start in range(0, len(images), BATCH_PREDICTED)]
+    count = min(BATCH_PREDICTED, max(1, PIXELS_PREDICTED // math.prod(images.shape[1:3])))
+    return [images[start : start + count] for start in range(0, len(images), count)]

@@ -100,8 +100,8 @@ class RapidPipeline(DiffusionPipeline):  # type: ignore[misc]
                     token=token,
                     local_files_only=local_files_only,
                 )
-            except OSError as error:
-                # what the Hub's client raises, whether there is no such repository or no network
+            except (OSError, ValueError) as error:
+                # what the Hub's client raises if there is no such repository or name, or no network
                 problem = f"is no folder, and no repository of the Hub that can be read ({type(error).__name__})"
                 raise InputError("model", problem, path) from error
             path = Path(folder)
@@ -166,12 +166,13 @@ class RapidPipeline(DiffusionPipeline):  # type: ignore[misc]
         return self._device
 
     def to(self, device: str | torch.device) -> Self:
-        """Move the networks to auto, cpu or cuda; the pipeline itself is returned.
+        """Move the networks to auto, cpu, cuda or the `device` of a pipeline here; the pipeline itself is returned.
 
         Raises:
             InputError: an unknown device.
         """
-        place = choose_device(str(device))
+        same = str(device) == str(self._device)
+        place = self._device if same else choose_device(str(device))
         if place != self._device:
             self.register_modules(model=generator_of(self.model.bundle, place, self._overrides))
             self._device = place

@@ -54,6 +54,22 @@ def test_own_parameters_used_twice(count: int, draws: int, shape: list[int], twi
     compare_layer(model, torch.randn(count * draws, *shape, 4), draws=draws)
 
 
+class Scaled(nn.Module):
+    """A parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_a_parameter_may_be_a_scalar(count: int) -> None:
+    compare_layer(nn.Sequential(nn.Linear(4, 4), Scaled(), nn.Tanh()), torch.randn(count, 4), draws=1)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     count=counts, draws=draws_of, groups=st.sampled_from([1, 2]), kernel=st.integers(1, 3), stride=st.integers(1, 2),

@@ -293,6 +293,29 @@ def test_processes_at_once_cannot_spend_more_than_there_is(tmp_path: Path) -> No
     assert spent(ledger.path).epsilon <= limit * (1 + 1e-6)
 
 
+def test_a_line_that_does_not_fit_is_not_a_charge(written: Path) -> None:
+    """At a limit of file sizes, as on a full disk, less is written than was asked for, and nobody is told."""
+    script = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from rapid.dp.ledger import Ledger, Limit\n"
+        "from rapid.dp.spending import set_limit\n"
+        "path = Path(sys.argv[1])\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "size = path.stat().st_size + 100\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))\n"
+        "set_limit(Ledger(path), 'b' * 32, Limit(1.0, 1e-5))\n"
+    )
+    before = Ledger(written).entries()
+    process = subprocess.run(
+        [sys.executable, "-c", script, str(written)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "No space left on device" in process.stderr.splitlines()[-1]
+    assert Ledger(written).entries() == before
+    set_limit(Ledger(written), "b" * 32, Limit(1.0, 1e-5))
+    assert len(Ledger(written).entries()) == len(before) + 1
+
+
 def test_a_ledger_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"cannot be used") as refused:

@@ -96,6 +96,29 @@ def test_padding_changes_no_sum_and_fixes_the_work(physical: int, draws: int, ba
     assert len(work) == 1
 
 
+def test_pieces_in_bfloat16_have_one_size() -> None:
+    """Kernels could add in another order for another size. Without a batch nothing is computed."""
+    torch.manual_seed(0)
+    network, x, calls = nn.Linear(3, 2), torch.randn(60, 3), list[int]()
+
+    def losses(indices: Tensor) -> Tensor:
+        calls.append(len(indices))
+        return network(x[indices]).float().square().sum(1)
+
+    mechanism = PrivateMechanism(release_of(1), network, losses, physical_batch=8, autocast=True)
+    for count in (0, 1, 7, 8, 9, 60):
+        calls.clear()
+        batch = mechanism._padded(torch.arange(count))
+        found = mechanism._clipped_sum(*batch)
+        assert calls == [8] * math.ceil(count / 8)
+        if count == 0:
+            assert not found.any()
+    calls.clear()
+    for _ in range(5):
+        mechanism.gradient()
+    assert set(calls) <= {8}
+
+
 def test_an_empty_part_needs_no_padding() -> None:
     network = nn.Linear(3, 2)
     mechanism = PrivateMechanism(

@@ -12,7 +12,8 @@ import torch
 from tests_support import bright_and_dark, save
 
 from rapid.bundle import Bundle
-from rapid.data import load_images, to_uint8, to_unit_range
+from rapid.config.sections import ImageSettings
+from rapid.data import ImageSet, load_images, to_uint8, to_unit_range
 from rapid.evaluate import Request, evaluate
 from rapid.evaluate.comparisons import compared_sets, thinned
 from rapid.evaluate.sets import load_sets
@@ -71,6 +72,22 @@ def test_the_floors_of_a_model(private_bundle: Path, digits: Path, letters: Path
     framed = np.pad(images.images[:40], ((0, 0), (4, 4), (4, 4)))
     large = save(tmp_path / "large.npz", replace(images, images=framed, labels=images.labels[:40]))
     assert list(compared_sets(load_sets(large, digits, None, []), model, CPU)) == ["synthetic"]
+
+
+def test_images_of_a_model_that_distorts_are_compared_with_distorted_ones(tmp_path: Path) -> None:
+    """As it sees them: private images of any size are stretched to its own, none gets a frame."""
+    drawn, real = np.full((2, 16, 16), 200, np.uint8), np.full((3, 12, 9), 200, np.uint8)
+    paths = {}
+    for name, images in {"made": drawn, "real": real, "mixed": real[:, :, :5]}.items():
+        paths[name] = save(tmp_path / f"{name}.npz", ImageSet(images, None, ()))
+    model = ImageSettings(size=16, channels=1, fit="resize")
+    sets = load_sets(paths["made"], paths["real"], paths["mixed"], [paths["real"]], model)
+    assert sets.train_real is not None
+    for one in (sets.real, sets.train_real, *sets.public):
+        assert one.images.shape[1:] == (16, 16)
+        assert (one.images == 200).all()
+    padded = load_sets(paths["made"], paths["real"], None, [], model.model_copy(update={"fit": "pad"}))
+    assert (padded.real.images[:, 0] == 0).all()
 
 
 def test_floors_in_report_page_and_summary(tmp_path: Path) -> None:

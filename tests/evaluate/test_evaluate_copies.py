@@ -39,11 +39,22 @@ def test_nearest_is_that_of_a_loop(
     gaps = [[np.sqrt(np.square(x / 255 - y / 255).sum()) for y in b] for x in a]
     expected = np.array(gaps) + (np.diag(np.full(len(b), np.inf)) if same else 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neighbours, "QUERIES", chunk)
-        patch.setattr(neighbours, "REFERENCES", chunk)
+        patch.setattr(neighbours, "MOST_ROWS", chunk)
         found = nearest_images(a, b, same=same)
+        patch.setattr(neighbours, "BLOCK", 1)
+        again = nearest_images(a, b, same=same)
+    assert np.array_equal(again.indices, found.indices)
     assert found.distances == pytest.approx(expected.min(1))
     assert expected[np.arange(len(a)), found.indices] == pytest.approx(expected.min(1))
+
+
+def test_identical_images_are_found_among_nearly_identical_ones() -> None:
+    """Bright images with one pixel that differs by a step: in float32 rounding is larger than that."""
+    images = np.full((200, 64, 64, 3), 250, np.uint8)
+    images.reshape(200, -1)[np.arange(200), np.arange(200)] += 1
+    found = nearest_images(images, images)
+    assert np.array_equal(found.indices, np.arange(200))
+    assert not found.distances.any()
 
 
 def test_nothing_to_compare_with_is_refused() -> None:
@@ -83,6 +94,16 @@ def test_copies_are_found() -> None:
     everything = compare_with("copied", ImageSet(reference[:50], None, ()), reference, real, CPU)[0]
     assert everything["identical"] == 50
     assert everything["nearer_than_real"] == 1
+
+
+def test_copies_are_nearer_where_real_images_have_copies_too() -> None:
+    """Two pairs of equal real images make the distance of the nearest 1 % of them 0."""
+    real = noise(100, 0)
+    real[1], real[3] = real[0], real[2]
+    copied = ImageSet(real[:50], None, ())
+    report, _ = compare_with("real", copied, real, real, CPU, reference_is_real=True)
+    assert report["identical"] == 50
+    assert report["nearer_than_real"] == 1
 
 
 def test_real_images_are_not_their_own_neighbours() -> None:

@@ -84,6 +84,19 @@ def test_a_file_holds_the_network_that_was_trained(file: Path, sets: dict[str, P
     assert found.facts.test_accuracy == pytest.approx((logits.argmax(1).numpy() == test.labels).mean())
 
 
+def test_the_training_images_decide_the_size(tmp_path: Path) -> None:
+    """A test set that is larger, or of several sizes, is scaled as all that the network will judge."""
+    shapes = {"train": (20, 20), "test": (40, 40)}
+    paths = {}
+    for number, (name, shape) in enumerate(shapes.items()):
+        images = bright_and_dark(200, number)
+        scaled = images.images.repeat(shape[0] // 4, 1)[:, : shape[0]].repeat(shape[1] // 4, 2)[:, :, : shape[1]]
+        paths[name] = save(tmp_path / f"{name}.npz", replace(images, images=scaled))
+    facts = train_reference(tmp_path / "net.safetensors", paths["train"], paths["test"], CPU, open_data=True, epochs=4)
+    assert facts.size == 32
+    assert facts.test_accuracy > 0.95
+
+
 def test_agreement_counts_what_is_taken_for_its_label() -> None:
     probabilities = np.array([[0.95, 0.05], [0.6, 0.4], [0.3, 0.7], [0.02, 0.98], [0.99, 0.01]])
     labels = np.array([0, 0, 0, 1, 1])

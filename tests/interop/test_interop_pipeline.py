@@ -89,6 +89,7 @@ def test_bad_arguments(pipe: RapidPipeline, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="device tpu: choose auto"):
         pipe.to("tpu")
     assert pipe.to("cpu") is pipe
+    assert pipe.to(pipe.device) is pipe
     with pytest.raises(NotImplementedError, match="hf upload"):
         pipe.push_to_hub("me/model")
 

@@ -43,7 +43,8 @@ class BookKeeper:
     Formal guarantee: if loss i depends on example i alone, and row i of the inputs and outputs of every trained layer
     belongs to loss i (a network that permutes its rows breaks this, unseen), the result changes by at most `clip_norm`
     in l2 norm when one example is added or removed. The rules must be exact. Rounding is covered by
-    `forms.ROUNDING_MARGIN`: norms and sums are float64, products within a layer are at least float32.
+    `forms.ROUNDING_MARGIN`: norms and sums are float64, products are float32, without shorter ones. Losses that
+    autocast to bfloat16 are covered only between sums of equally many examples.
 
     | case                                    | what happens                                         |
     |-----------------------------------------|------------------------------------------------------|
@@ -180,7 +181,7 @@ class BookKeeper:
         hooks = [m.register_forward_hook(book.record, prepend=True, with_kwargs=True) for m in self._layers]
         versions = [(buffer, buffer._version) for buffer in self.network.buffers()]
         try:
-            with _without_cast_cache():
+            with _without_cast_cache(), exact_float32():
                 values = losses()
         finally:
             for hook in hooks:
@@ -195,7 +196,8 @@ class BookKeeper:
         if not leaves.keys() <= set(self.parameters):
             raise UnsupportedLayer("the losses depend on a tensor that requires gradients and is not trained here")
         if book.roots:
-            torch.autograd.grad(values.sum() / divisor, book.roots, allow_unused=True)
+            with exact_float32():
+                torch.autograd.grad(values.sum() / divisor, book.roots, allow_unused=True)
         book.check(values, leaves)
         return book.gradients
 
@@ -282,7 +284,7 @@ def _joined(gradients: dict[nn.Parameter, Gradient]) -> dict[tuple[nn.Parameter,
     small = {p: g.gradients for p, g in gradients.items() if isinstance(g, Direct) and p.numel() <= SMALL}
     result: dict[tuple[nn.Parameter, ...], Gradient] = {(p,): g for p, g in gradients.items() if p not in small}
     if small:
-        result[tuple(small)] = Direct(torch.cat([g.flatten(1) for g in small.values()], 1))
+        result[tuple(small)] = Direct(torch.cat([g.reshape(len(g), -1) for g in small.values()], 1))
     gradients.clear()
     return result
 

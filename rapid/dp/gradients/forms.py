@@ -59,8 +59,10 @@ class Factors:
             kept &= counted.to(norms.device)
         values = (clip_norm / (norms * (1 + ROUNDING_MARGIN))).clamp(max=1)
         self.values = torch.where(kept, values, 0)
-        # on a device all rows are looked at: to ask how many are dropped would make the host wait
-        self._dropped = (~kept).nonzero().flatten() if norms.device.type == "cpu" else ~kept
+        # elsewhere all rows are looked at: to ask a device how many are dropped would make the host wait, and with
+        # padding the time would tell it
+        self._indexed = counted is None and norms.device.type == "cpu"
+        self._dropped = (~kept).nonzero().flatten() if self._indexed else ~kept
 
     @classmethod
     def ones(cls, like: Tensor) -> Self:
@@ -75,13 +77,13 @@ class Factors:
     def kept(self, rows: Tensor) -> Tensor:
         """Rows (N * K, ...) as they are, but exactly 0 where the factor is 0."""
         by_example = rows.reshape(len(self.values), -1)
-        if rows.device.type != "cpu":
-            return by_example.masked_fill(self._dropped[:, None], 0).view(rows.shape)
-        return by_example.index_fill(0, self._dropped, 0).view(rows.shape) if len(self._dropped) else rows
+        if self._indexed:
+            return by_example.index_fill(0, self._dropped, 0).view(rows.shape) if len(self._dropped) else rows
+        return torch.where(self._dropped[:, None], 0, by_example).view(rows.shape)
 
     def combine(self, gradients: Tensor) -> Tensor:
         """sum_i factor_i gradients_i of (N, ...), float64; sets gradients that are not finite to 0 in place."""
-        rows = self._zeroed(gradients.flatten(1))
+        rows = self._zeroed(gradients.reshape(len(gradients), -1))
         total = rows.new_zeros(rows.shape[1], dtype=torch.float64)
         parts = _in_cache(rows)
         for part, values in zip(parts, self.values.split(len(parts[0])), strict=True):
@@ -90,9 +92,12 @@ class Factors:
 
     def _zeroed(self, rows: Tensor) -> Tensor:
         """Set the rows (N, n) of dropped examples to 0, in place."""
-        if rows.device.type == "cpu":
+        if self._indexed:
             return rows.index_fill_(0, self._dropped, 0)
-        return rows.masked_fill_(self._dropped[:, None], 0)
+        if rows.device.type != "cpu":
+            return rows.masked_fill_(self._dropped[:, None], 0)
+        # writes all rows, where masked_fill_ writes those that are dropped
+        return torch.where(self._dropped[:, None], rows.new_zeros(()), rows, out=rows)
 
 
 class Gradient(ABC):
@@ -119,7 +124,7 @@ class Direct(Gradient):
 
     def norms_squared(self) -> Tensor:
         """See `Gradient`."""
-        rows = self.gradients.flatten(1)
+        rows = self.gradients.reshape(len(self.gradients), -1)
         # in pieces, because torch first makes a copy of all in float64
         parts = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in _in_cache(rows)]
         norms = parts[0] if len(parts) == 1 else torch.cat(parts)
