@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rapid.config.sections import TonesSettings
 from rapid.data import ImageSet, fit_images, load_images, sample_path
 from rapid.data.augmented import AugmentedImages
+from rapid.diffusion.solvers import late_grid
 from rapid.dp.access import PublicFacts
 from rapid.methods import apply_overrides
 from rapid.methods.base import Resources, Tree
@@ -59,6 +60,13 @@ def test_letters_and_photographs_get_what_suits_them() -> None:
     for found in (writing, photos):
         assert found.private.tones.share > 0
         assert (found.generation.epsilon_scale, found.generation.confidence) == (1.1, 0.9)
+    assert (writing.generation.public_below, writing.generation.least_accepted) == (0, 0)
+    # the last of ten calls is public
+    assert photos.generation.start is not None
+    stride = photos.schedule.timesteps // photos.generation.steps
+    grid = late_grid(photos.generation.start, stride)
+    assert sum(t < photos.generation.public_below for t in grid) == 1
+    assert (len(grid), photos.generation.least_accepted) == (10, 0.8)
     assert writing.probe.enabled
 
 
