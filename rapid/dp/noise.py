@@ -106,11 +106,27 @@ def add_noise(total: Tensor, stddev: float, stream: KeyStream, words: Words) -> 
         for rows, own_bits in zip(part.split(together), bits.split(together), strict=True):
             result, open_ = _rounded(rows / step, stddev / step, own_bits)
             torch.mul(result, step, out=rows)
+            drawn: dict[tuple[int, int], list[Tensor]] = {}
             for place, shift, first, second, sine in open_:
-                exact = nearest(shift, stddev / step, first, second, sine=sine, words=words)
+                pair = place // block, place % block % half
+                own = _of_pair(drawn.setdefault(pair, []), words)
+                exact = nearest(shift, stddev / step, first, second, sine=sine, words=own)
                 rows[divmod(place, block)] = exact * step
     if held is not total:
         total.copy_(held)
+
+
+def _of_pair(drawn: list[Tensor], words: Words) -> Words:
+    """Further bits of a pair: those that its other number has drawn, if that was open, too, and then new ones."""
+    before = iter(drawn[:])
+
+    def take(count: int) -> Tensor:
+        if (known := next(before, None)) is not None:
+            return known
+        drawn.append(words(count))
+        return drawn[-1]
+
+    return take
 
 
 def _parts(total: Tensor, together: int) -> Iterator[tuple[int, Tensor]]:

@@ -91,6 +91,29 @@ def test_more_bits_are_drawn_until_the_nearest_is_known() -> None:
     assert nearest(0.0, 1024.0, 0, 1 << 50, sine=False, words=given_words(0, 0, 1 << 63, 5)) == 0
 
 
+class NoBits(KeyStream):
+    """A stream of zeros: all numbers are open."""
+
+    def words(self, start: int, count: int, device: torch.device | None = None) -> Tensor:
+        return torch.zeros(count, dtype=torch.int64)
+
+
+def test_both_numbers_of_a_pair_are_of_the_same_two_uniform_numbers() -> None:
+    """cos^2 + sin^2 = 1: what is drawn beyond the first bits is one U and one V for both."""
+    counts, after = [], seeded(3)
+
+    def words(count: int) -> Tensor:
+        counts.append(after(count))
+        return counts[-1]
+
+    total = torch.zeros(6, dtype=torch.float64)
+    add_noise(total, 1.0, NoBits(b"0" * 32), words)
+    assert len(counts) == 3
+    for number, (word, _) in enumerate(torch.stack(counts).tolist()):
+        radius = math.sqrt(-2 * math.log((word % (1 << 64)) * 2.0 ** -(BITS + 64)))
+        assert math.hypot(total[number], total[3 + number]) == pytest.approx(radius, abs=2 * grid_step(1.0))
+
+
 def drawn_bits(count: int) -> Tensor:
     """Bits of `count` pairs, int64 (1, 2, count): a third of the U's are small, the last ones edges."""
     rng = np.random.default_rng(5)
