@@ -9,8 +9,11 @@ import sys
 
 # <malloc.h>
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
+_TOP_PAD = 1 << 30
+"""Bytes by which the heap grows at a time, at least."""
 _HUGE_BYTES = 8 << 30
-"""How much of the heap has huge pages; more than that is as without them. Only what is used becomes memory."""
+"""How much of the heap has huge pages; more than that is as without them. Only what is used becomes memory, but where
+the system promises no more memory than it has (vm.overcommit_memory=2), all of it is promised."""
 
 
 def prepare_heap() -> None:
@@ -31,7 +34,7 @@ def _keep_freed_memory() -> None:
         return
     library.mallopt(_M_MMAP_MAX, 0)
     library.mallopt(_M_TRIM_THRESHOLD, -1)
-    library.mallopt(_M_TOP_PAD, 1 << 30)
+    library.mallopt(_M_TOP_PAD, _TOP_PAD)
     # one arena: threads reuse each other's freed blocks
     library.mallopt(_M_ARENA_MAX, 1)
 
@@ -48,8 +51,8 @@ def _use_huge_pages() -> None:
     if library is None or "glibc.malloc.hugetlb" in os.environ.get("GLIBC_TUNABLES", ""):
         return
     try:
-        # after a malloc that fails, glibc no longer keeps freed memory
-        mmap.mmap(-1, _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+        # after a malloc that fails, glibc no longer keeps freed memory; it asks for _TOP_PAD more
+        mmap.mmap(-1, _HUGE_BYTES + 2 * _TOP_PAD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
     except OSError:
         return
     library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -57,6 +60,8 @@ def _use_huge_pages() -> None:
     library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     # glibc extends the heap for the block, and keeps the extension when the block is freed
     block = library.malloc(_HUGE_BYTES)
+    if block is None:
+        return
     start = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
     library.madvise(start, block + _HUGE_BYTES - start, mmap.MADV_HUGEPAGE)
     library.free(block)

@@ -265,7 +265,8 @@ class DpSgdSettings(PrivateSettings):
         1, ge=1, description="steps over which the noise is correlated, while images take turns; 1: independent noise"
     )
     physical_batch: PhysicalBatch = Field(
-        256, description="draws in memory at a time, or auto, as many as fit: never changes what is released"
+        256,
+        description="draws in memory at a time, or auto, as many as fit: changes releases by rounding alone",
     )
     pad_batches: bool = Field(
         False,

@@ -9,7 +9,7 @@ from rapid.config.sections import DpSgdSettings
 
 @dataclass(frozen=True)
 class Execution:
-    """How a private training runs. None of this changes what is released.
+    """How a private training runs. None of this changes what is released, but for rounding.
 
     Attributes:
         physical_batch: losses in memory at a time; None: measured (see `rapid.dp.physical`).

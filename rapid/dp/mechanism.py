@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ class PrivateMechanism:
         network: parameters that require gradients at construction are trained; the same on all ranks.
         losses: see `Losses`; its indices are positions in this rank's part, `ranks.part(dataset_size)`. The second part
             of an `Objective` is recorded on a GPU, unless its network has a layer without a rule.
-        physical_batch: losses in memory at a time; never changes what is released.
+        physical_batch: losses in memory at a time; changes what is released by rounding alone.
         autocast: run the network in bfloat16; norms, sums and noise stay float64.
         steps_taken: steps of an earlier run that this one resumes; with a band, whole rounds.
         ranks: the processes that share the work.
@@ -87,6 +87,8 @@ class PrivateMechanism:
         self._autocast = autocast
         self._ranks = ranks or Ranks()
         self._examples = len(self._ranks.part(self._spec.dataset_size))
+        # with a band one group of several is drawn from
+        self._group = math.ceil(self._examples / self._spec.band)
         self._randomness = randomness or Randomness()
         self._pad_batches = pad_batches
         self._recorded = self._recording() if records(self._device) else None
@@ -148,15 +150,14 @@ class PrivateMechanism:
 
     def _padded(self, indices: Tensor) -> PaddedBatch:
         """The batch with its padding: to whole pieces, and with `pad_batches` to a size that does not tell its own."""
-        # with a band one group of several is drawn from
-        group = math.ceil(self._examples / self._spec.band)
-        size = padded_size(group, self._spec.sample_rate, self._piece) if self._pad_batches else 0
+        size = padded_size(self._group, self._spec.sample_rate, self._piece) if self._pad_batches else 0
         return pad(indices, self._examples, size, self._piece, self._randomness)
 
-    @property
+    @cached_property
     def _piece(self) -> int:
-        """Examples whose gradients are computed at a time."""
-        return max(1, self._physical_batch // self._spec.multiplicity)
+        """Examples whose gradients are computed at a time; in bfloat16 no more than a batch ever has."""
+        most = padded_size(self._group, self._spec.sample_rate, 1) if self._autocast else self._physical_batch
+        return max(1, min(most, self._physical_batch // self._spec.multiplicity))
 
     def _clipped_sum(self, indices: Tensor, drawn: Tensor | None = None) -> Tensor:
         """Sum of the clipped gradients of examples, each the mean of its draws, over physical pieces.

@@ -11,6 +11,7 @@ from rapid.dp.objective import Objective
 from rapid.dp.padding import pad
 from rapid.dp.randomness import Randomness
 from rapid.dp.releases import DpSgdSpec
+from rapid.precision import exact_float32
 from rapid.recording import Capture, Recorder
 
 SIZES = 8
@@ -84,6 +85,7 @@ class RecordedSum:
         filled = pad(positions, self._examples, size, 1, self._randomness)
         used = filled.drawn
         used[:count] &= counted
-        prepared = self._objective.prepare(filled.indices.repeat_interleave(self._spec.multiplicity))
+        with exact_float32():
+            prepared = self._objective.prepare(filled.indices.repeat_interleave(self._spec.multiplicity))
         (total,) = self._recorder(used.to(self._device, non_blocking=True), *prepared)
         return total

@@ -172,6 +172,7 @@ def _prepare(
     images, facts, account, assignment = read_private(private, settings, public, ledger)
     if choose is not None:
         settings = choose(facts)
+    check_pieces(settings, facts.unit)
     size = facts.dataset_size
     spent_at = default_delta(size) if delta is None else delta
     asked = {"settings": settings.model_dump(mode="json")} | public_request(images, facts, public, epsilon, spent_at)
@@ -187,6 +188,20 @@ def _prepare(
         if ledger is not None:
             warn_of(images, facts, [budget])
     return Prepared(method, settings, public, images, facts, account, assignment, budget, asked)
+
+
+def check_pieces(settings: MethodSettings, unit: str) -> None:
+    """Refuse a physical batch that could tell how many images people have where it changes low bits of the result.
+
+    Raises:
+        InputError: see above.
+    """
+    own = settings.private
+    if not isinstance(own, DpSgdSettings) or own.precision == "float32" or unit == ONE_IMAGE:
+        return
+    if own.physical_batch == "auto":
+        problem = "depends on the memory that people's images take, and results in bfloat16 on it; give a number"
+        raise InputError("private.physical_batch", problem, "auto")
 
 
 def method_and_base(

@@ -117,6 +117,9 @@ def test_pieces_in_bfloat16_have_one_size() -> None:
     for _ in range(5):
         mechanism.gradient()
     assert set(calls) <= {8}
+    # a piece is no larger than a batch ever is
+    large = PrivateMechanism(release_of(1), network, losses, physical_batch=4096, autocast=True)
+    assert large._piece == padded_size(60, 12 / 60, 1) < 60
 
 
 def test_an_empty_part_needs_no_padding() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from rapid.bundle import Bundle
 from rapid.data.private import PrivateImages
+from rapid.data.units import ONE_IMAGE, ONE_PERSON
 from rapid.dp.accounting import prv_epsilon
 from rapid.dp.events import event_from_json
 from rapid.errors import InputError
@@ -19,7 +20,7 @@ from rapid.methods import apply_overrides
 from rapid.methods.rapid.knowledge_base import open_knowledge_base
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser
-from rapid.stages.private import train_private_bundle
+from rapid.stages.private import check_pieces, train_private_bundle
 
 CPU = torch.device("cpu")
 
@@ -138,6 +139,17 @@ def test_unlabelled_images_give_an_unconditional_model(
     )  # fmt: skip
     assert bundle.config.classes == ()
     assert bundle.component("denoiser", Denoiser).num_classes == 0
+
+
+def test_memory_of_people_does_not_decide_the_pieces_of_bfloat16(tiny_settings: RapidSettings) -> None:
+    """In float32 pieces change nothing that noise does not hide, and of images the memory is public."""
+    tree = tiny_settings.model_dump(mode="json")
+    half = apply_overrides(tree, ["private.precision=bfloat16", "private.physical_batch=auto"])
+    with pytest.raises(InputError, match=r"private\.physical_batch auto: depends on the memory .*; give a number"):
+        check_pieces(half, ONE_PERSON)
+    check_pieces(half, ONE_IMAGE)
+    check_pieces(apply_overrides(tree, ["private.physical_batch=auto"]), ONE_PERSON)
+    check_pieces(apply_overrides(tree, ["private.precision=bfloat16"]), ONE_PERSON)
 
 
 def test_a_private_bundle_is_complete_in_itself(private: Bundle) -> None:

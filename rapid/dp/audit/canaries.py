@@ -143,6 +143,9 @@ class CanaryAccess(PrivateAccess):
         trainer.network.eval()
         # padding changes no sum, but the canaries that pad a batch would look like drawn ones
         chosen = replace(execution or Execution(), pad_batches=False)
+        if chosen.autocast:
+            # batches are padded to whole pieces
+            chosen = replace(chosen, physical_batch=1)
         if chosen.physical_batch is None:
             # a measurement would look like draws of canaries
             chosen = replace(chosen, physical_batch=ANY_BATCH)

@@ -88,7 +88,8 @@ class ClassifierPrivateSettings(DpSgdSettings):
         1, ge=1, description="views of an image whose gradients are averaged before clipping; the paper: 16"
     )
     physical_batch: PhysicalBatch = Field(
-        512, description="views in memory at a time, or auto, as many as fit: never changes what is released"
+        512,
+        description="views in memory at a time, or auto, as many as fit: changes releases by rounding alone",
     )
     views: PrivateViews = PrivateViews()
     public_share: float = Field(

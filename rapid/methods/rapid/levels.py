@@ -98,6 +98,11 @@ def _lower_limits(levels: GuidanceLevels, parts: Parts, device: torch.device) ->
 
 
 def _lowered(found: Candidates, own: GenerationSettings) -> float:
-    """The highest of the confidences that are tried with which enough candidates are accepted; 0 if none is."""
-    tried = (own.confidence - number * STEP for number in range(math.ceil(own.confidence / STEP)))
+    """The highest of the confidences that are tried with which enough candidates are accepted; 0 if none is.
+
+    1 if the setting's own need not be lowered.
+    """
+    if found.accepted_at(own.confidence).mean() >= own.least_accepted:
+        return 1.0
+    tried = (own.confidence - number * STEP for number in range(1, math.ceil(own.confidence / STEP)))
     return next((sure for sure in tried if found.accepted_at(sure).mean() >= own.least_accepted), 0.0)

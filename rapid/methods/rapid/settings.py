@@ -109,7 +109,7 @@ class GenerationSettings(SamplingSettings):
         ge=0,
         lt=1,
         description="probability of its class by the private probe that a candidate needs to be accepted; 0: it is "
-        "enough that no other class is likelier",
+        "enough that no other class is likelier. To raise it after training, set least_accepted=0, too",
     )
     sampler: Literal["ddim", "pndm", "dpm-solver++"] = "ddim"
     steps: int = Field(
@@ -352,7 +352,7 @@ class RapidSettings(MethodSettings):
                 f"{name}.start must lie in {self.retrieval.v}..{self.late_start} (retrieval.v to where the late "
                 f"steps begin), not {own.start}"
             )
-        start = own.start or self.late_start
+        start = T if own.retrieval == "none" else own.start or self.late_start
         if own.public_below > start:
             raise ValueError(
                 f"{name}.public_below must be at most {start} (where images begin), not {own.public_below}"

@@ -70,7 +70,7 @@ def test_a_confidence_that_enough_candidates_reach_stays(private: Bundle) -> Non
     """Also without guidance, for which nothing is found then."""
     parts = always(parts_with(private, least_accepted=0.1, probe_guidance=0.0), [0.55, *[0.05] * 9])
     levels = fit_levels(parts, CPU)
-    assert (levels.confidence, levels.limits.tolist()) == (0.5, [1.0] * 10)
+    assert (levels.confidence, levels.limits.tolist()) == (1.0, [1.0] * 10)
 
 
 def test_levels_of_an_earlier_version_leave_the_confidence(private: Bundle, tmp_path: Path) -> None:
@@ -125,5 +125,5 @@ def test_a_private_bundle_keeps_its_levels(
     levels = Parts.of(made).levels
     assert levels is not None
     assert bool(torch.isin(levels.limits, torch.tensor([0.0, 0.1, 0.25, 1.0])).all())
-    assert levels.confidence == levels.config["confidence"] <= 0.9
+    assert levels.confidence == levels.config["confidence"]
     assert generate(RapidSampler(Parts.of(made), CPU, Parts.of(made).settings.generation), 3).images.shape[0] == 3
