@@ -21,6 +21,7 @@ PICTURES = {
     "benchmarks/samples/epsilon-10.png": "benchmarks/blood-cells/samples/epsilon-10.png",
     "benchmarks/letters-mnist/scripts.png": "benchmarks/letters-mnist/samples/scripts.png",
     "benchmarks/samples/epsilon-1.png": "benchmarks/blood-cells/samples/epsilon-1.png",
+    "benchmarks/samples/epsilon-1-confident.png": "benchmarks/blood-cells/samples/epsilon-1-confident.png",
     "benchmarks/samples/epsilon-1-before.png": "benchmarks/blood-cells/samples/epsilon-1-before.png",
     "benchmarks/samples/epsilon-1-moved.png": "benchmarks/blood-cells/samples/epsilon-1-moved.png",
     "benchmarks/growth.svg": "benchmarks/knowledge-base/growth.svg",
