@@ -79,6 +79,8 @@ class Factors:
         by_example = rows.reshape(len(self.values), -1)
         if self._indexed:
             return by_example.index_fill(0, self._dropped, 0).view(rows.shape) if len(self._dropped) else rows
+        if rows.device.type != "cpu":
+            return by_example.masked_fill(self._dropped[:, None], 0).view(rows.shape)
         return torch.where(self._dropped[:, None], 0, by_example).view(rows.shape)
 
     def combine(self, gradients: Tensor) -> Tensor:
