@@ -59,8 +59,7 @@ class Factors:
             kept &= counted.to(norms.device)
         values = (clip_norm / (norms * (1 + ROUNDING_MARGIN))).clamp(max=1)
         self.values = torch.where(kept, values, 0)
-        # elsewhere all rows are looked at: to ask a device how many are dropped would make the host wait, and with
-        # padding the time would tell it
+        # elsewhere all rows are handled: the host would wait for a device's count, and time would tell that of padding
         self._indexed = counted is None and norms.device.type == "cpu"
         self._dropped = (~kept).nonzero().flatten() if self._indexed else ~kept
 
