@@ -12,6 +12,7 @@ from tests_process import run
 MINUTES, TRIES = 1.0, 3
 
 
+@pytest.mark.alone
 def test_a_public_stage_keeps_to_its_minutes(tmp_path: Path) -> None:
     """Within a fifth; other work that comes and goes on the machine may spoil a try."""
     rng = np.random.default_rng(0)
