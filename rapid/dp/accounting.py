@@ -29,7 +29,7 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.analysis.prv import Domain
 from scipy.stats import binom
 
-from rapid.dp.events import compose, has_selection, poisson_gaussian_steps
+from rapid.dp.events import LEAST_NOISE, compose, has_selection, poisson_gaussian_steps
 from rapid.dp.renyi import divergence_at, rdp_of_step, renyi_accountant_name, renyi_epsilon
 from rapid.errors import InputError, PrivacyRefused
 
@@ -42,6 +42,10 @@ LARGEST_ERROR = 0.02
 """Of a numerical bound, in parts of itself, as far as `MOST_POINTS` allow."""
 MOST_POINTS = 1 << 21
 """Of the domain of a second, finer composition: more take seconds each time."""
+LARGEST_NUMERICAL = 500.0
+"""Epsilon above which Renyi divergences are used: PRV tells far too little where e^epsilon exceeds float64, at 709."""
+LARGEST_PLD = 1e4
+"""Epsilon above which the grid of PLD has too many points."""
 
 
 def accountant_name() -> str:
@@ -67,14 +71,15 @@ def composition_name(events: Sequence[DpEvent]) -> str:
 def prv_epsilon(events: Sequence[DpEvent], delta: float) -> float:
     """Upper bound on epsilon at `delta` of all events together, by numerical composition.
 
-    By Renyi divergences, all of them, if there is private selection among them: it has no other accountant.
+    By Renyi divergences, all of them, if there is private selection among them, which has no other accountant, or if
+    epsilon is above `LARGEST_NUMERICAL`.
 
     Args:
         events: what is released of the same images, in any order; epsilon is 0 without any.
         delta: in (0, 1).
 
     Returns:
-        epsilon; infinity if a release has no noise.
+        epsilon; infinity if a release has no noise, or less than `rapid.dp.events.LEAST_NOISE`.
 
     Raises:
         ValueError: an event that rapid does not release.
@@ -117,6 +122,10 @@ def rdp_at_order(events: Sequence[DpEvent], order: int) -> float:
     return _number(total, f"Renyi divergence of order {order}")
 
 
+def _has_no_noise(history: Sequence[tuple[float, float, int]]) -> bool:
+    return any(noise_multiplier < LEAST_NOISE for noise_multiplier, _, _ in history)
+
+
 def _number(value: float, what: str) -> float:
     """The value, at least 0, unless it is NaN: max(0.0, nan) is 0.0."""
     if math.isnan(value):
@@ -127,15 +136,17 @@ def _number(value: float, what: str) -> float:
 def pld_epsilon(events: Sequence[DpEvent], delta: float) -> float:
     """Upper bound on epsilon at `delta` by privacy loss distributions; arguments as `prv_epsilon`.
 
-    Where epsilon is in the hundreds its truncation may leave infinity.
+    Where epsilon is in the hundreds its truncation may leave infinity, and above `LARGEST_PLD` it is infinity.
     """
     history = poisson_gaussian_steps(compose(events))
-    if any(noise_multiplier <= 0 for noise_multiplier, _, _ in history):
+    if _has_no_noise(history):
         return math.inf
     if not history:
         return 0.0
     # the grid's error in epsilon is about steps * interval^2: a thousandth of epsilon, in a fraction of a second
     rough = _rdp(history, delta, INTEGER_ORDERS)
+    if rough > LARGEST_PLD:
+        return math.inf
     steps = sum(steps for _, _, steps in history)
     interval = min(1e-2, max(1e-5, min(rough * 1e-4, math.sqrt(rough * 1e-3 / steps))))
     accountant = PLDAccountant(value_discretization_interval=interval)
@@ -156,7 +167,7 @@ def group_epsilon(events: Sequence[DpEvent], delta: float, group_size: int) -> f
         group_size: m, at least 1.
     """
     history = poisson_gaussian_steps(compose(events))
-    if group_size == 1 or not history or any(noise_multiplier <= 0 for noise_multiplier, _, _ in history):
+    if group_size == 1 or not history or _has_no_noise(history):
         return _prv(history, delta)
     # a coarser grid is looser, never too low; a thousandth of what is expected costs little of either
     interval = min(1e-2, max(1e-4, _rdp(history, delta) * group_size * 1e-3))
@@ -288,11 +299,14 @@ def _prv(history: Sequence[tuple[float, float, int]], delta: float) -> float:
 
 @lru_cache(maxsize=256)  # calibration and statements ask for the same rows again
 def _prv_of_rows(history: tuple[tuple[float, float, int], ...], delta: float) -> float:
-    if any(noise_multiplier <= 0 for noise_multiplier, _, _ in history):
+    if _has_no_noise(history):
         return math.inf
     if not history:
         return 0.0
     rough = _rdp(history, delta, INTEGER_ORDERS)
+    # by more orders, which take longer, it may be less
+    if rough > LARGEST_NUMERICAL and (rough := _rdp(history, delta)) > LARGEST_NUMERICAL:
+        return rough
     # the numerical error is part of the bound: small against epsilon itself, but not so small for large ones that time
     # and memory grow without end
     error = max(1e-3, min(0.01, rough / 50), rough / 1000)
@@ -335,7 +349,7 @@ def _prv_within(history: Sequence[tuple[float, float, int]], delta: float, error
 
 
 def _rdp(history: Sequence[tuple[float, float, int]], delta: float, orders: Sequence[float] | None = None) -> float:
-    if any(noise_multiplier <= 0 for noise_multiplier, _, _ in history):
+    if _has_no_noise(history):
         return math.inf
     if not history:
         return 0.0

@@ -32,6 +32,9 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from rapid.dp.trials import LARGEST_MEAN, LARGEST_SHAPE, Trials
 
+LEAST_NOISE = 1e-100
+"""Noise multiplier below which accountants count a release as one without noise: its divergences exceed float64."""
+
 
 @dataclass(frozen=True)
 class OneOfDpEvent(DpEvent):  # type: ignore[misc]

@@ -17,7 +17,14 @@ from dp_accounting import ComposedDpEvent, DpEvent, NoOpDpEvent, SelfComposedDpE
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from numpy.typing import NDArray
 
-from rapid.dp.events import OneOfDpEvent, compose, dp_sgd_event, has_selection, poisson_gaussian_steps
+from rapid.dp.events import (
+    LEAST_NOISE,
+    OneOfDpEvent,
+    compose,
+    dp_sgd_event,
+    has_selection,
+    poisson_gaussian_steps,
+)
 from rapid.dp.trials import Trials
 from rapid.errors import PrivacyRefused
 
@@ -140,7 +147,7 @@ def _of_step(noise_multiplier: float, sample_rate: float, orders: tuple[int, ...
 @lru_cache(maxsize=1 << 15)  # the ledger, and the search for noise, ask for the same releases again
 def rdp_of_step(noise_multiplier: float, sample_rate: float, order: int) -> float:
     """Renyi divergence of one step of the Poisson-subsampled Gaussian mechanism (Mironov, Talwar, Zhang 2019)."""
-    if noise_multiplier <= 0:
+    if noise_multiplier < LEAST_NOISE:
         return math.inf
     accountant = dp_accounting.rdp.RdpAccountant(orders=[order])
     accountant.compose(dp_sgd_event(noise_multiplier, sample_rate, 1))

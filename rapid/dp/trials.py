@@ -104,15 +104,18 @@ class Trials(BaseModel):
         return np.asarray(np.minimum.accumulate(bounds[::-1])[::-1])
 
     def _probabilities(self) -> Iterator[Any]:
-        """P(K = 1), P(K = 2), ... until they are below 2^-300."""
+        """P(K = 1), P(K = 2), ... until they have fallen below 2^-300."""
         stays, shape = 1 - _PRECISE.mpf(self.gamma), _PRECISE.mpf(self.shape)
         # expm1, because the shape may be tiny
         whole = _PRECISE.expm1(-shape * _PRECISE.log(1 - stays)) if self.shape else -_PRECISE.log(1 - stays)
         probability, number = stays * (shape if self.shape else 1) / whole, 1
-        while probability > _PRECISE.mpf(2) ** -(BITS + 44):
+        least, ratio = _PRECISE.mpf(2) ** -(BITS + 44), stays * (1 + shape) / 2
+        # with a large shape the first ones are below it, too, and rise
+        while probability > least or ratio > 1:
             yield probability
-            probability *= stays * (number + shape) / (number + 1)
+            probability *= ratio
             number += 1
+            ratio = stays * (number + shape) / (number + 1)
 
 
 @lru_cache(maxsize=256)

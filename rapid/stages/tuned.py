@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from rapid.bundle import Bundle, is_finished, write_bundle
@@ -34,7 +34,7 @@ from rapid.dp.spending import Charge
 from rapid.dp.statement import selection_statement
 from rapid.dp.trials import Trials
 from rapid.errors import InputError, PrivacyRefused, Stopped
-from rapid.files import content_hash, write_json
+from rapid.files import content_hash, replacing, write_json
 from rapid.mapped import scratch_in
 from rapid.methods.base import Method
 from rapid.progress import hidden
@@ -42,6 +42,7 @@ from rapid.rounding import as_typed
 from rapid.stages.private import (
     Json,
     Prepared,
+    check_pieces,
     check_releases,
     method_and_base,
     public_request,
@@ -154,7 +155,7 @@ def _run(
         raise
     if not attempt.goes_on:
         if attempt.number > 1:
-            problem = "the earlier attempt did not stop in order: all trials begin anew, and are charged again"
+            problem = "the earlier attempt was refused or did not stop in order: all trials begin and are charged anew"
             warnings.warn(problem, stacklevel=2)
         folder.begin(selection.trials.draw())
     try:
@@ -200,11 +201,14 @@ def _release(out: Path, folder: _TrialsFolder) -> None:
     """Write the best trial's bundle to `out`."""
     best, now = Bundle.open(folder.best, "out", "private"), datetime.now(UTC)
     assert best.privacy is not None
-    # their times would tell which trial it was; older files are those of the base
-    begun = folder.begun
-    for path in folder.best.rglob("*"):
-        if path.stat().st_mtime >= begun:
-            os.utime(path, (now.timestamp(), now.timestamp()))
+    # times of files, and of their creation, would tell which trial it was; older ones are those of the base
+    own = [path for path in folder.best.rglob("*") if path.stat().st_mtime >= folder.begun]
+    for path in own:
+        if path.is_file():
+            with replacing(path) as copy:
+                shutil.copyfile(path, copy)
+    for path in own:
+        os.utime(path, (now.timestamp(), now.timestamp()))
     statement = best.privacy | {"created": now.isoformat(timespec="seconds")}
     statement["selection"] = statement["selection"] | {"score": folder.state.score}
     components = {name: best.stored(name) for name in best.config.components}
@@ -242,6 +246,8 @@ def _prepare(
         "trials": trials.model_dump(mode="json"),
         "score": scoring.words | {"share": scoring.share},
     } | public_request(images, facts, public, epsilon, spent_at)
+    for wanted in settings:
+        check_pieces(wanted, facts.unit)
     specs = {
         name: [*method.releases(candidates[name], facts, opened_base), score_spec(facts.dataset_size, scoring.share)]
         for name, (method, opened_base) in opened.items()
@@ -275,6 +281,8 @@ class _State(BaseModel):
     """Content of `choices.json`. Never to be released."""
 
     trials: int
+    nonce: str = Field(default_factory=lambda: secrets.token_hex(32))
+    """The ledger has a hash of this file, from which nobody can find the number of trials by trying."""
     done: int = 0
     candidate: str | None = None
     """Of the current trial."""

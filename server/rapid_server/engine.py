@@ -137,6 +137,7 @@ class Engine:
 
     Attributes:
         ready: set when each model has made its first image, and cleared when the engine accepts no more requests.
+        failed: whether it ended by an error, which is logged; no later request can succeed.
     """
 
     def __init__(
@@ -161,6 +162,7 @@ class Engine:
         self._changed = threading.Condition()
         self._draining = self._stopping = self._arrived = False
         self.ready = threading.Event()
+        self.failed = False
         self._thread = threading.Thread(target=self._run, name="rapid-engine", daemon=True)
         self._thread.start()
 
@@ -255,6 +257,10 @@ class Engine:
     def close(self) -> None:
         """Stop, and wait until the thread has ended; may be called more than once."""
         self.stop()
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until the thread has ended."""
         self._thread.join()
 
     def _seconds_for(self, images: int) -> int:
@@ -278,6 +284,7 @@ class Engine:
         except Exception:
             # for example a model that cannot make its first image
             _LOG.exception("the engine failed")
+            self.failed = True
             self.drain()
         finally:
             self._reject_all()

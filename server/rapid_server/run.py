@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import importlib
 import logging
 import signal
 import socket
@@ -13,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rapid.errors import InputError
+from rapid.errors import InputError, RapidError
 from rapid_server import logs
 
 if TYPE_CHECKING:
@@ -37,14 +38,16 @@ def serve(settings: ServerSettings) -> None:
     first images. The port is taken before the models are loaded, so that one in use is an error at once. After a signal
     the server accepts no more requests, lets running ones finish within `grace_seconds`, rejects the rest with 503, and
     returns; after a second Ctrl-C it does not wait. The content of knowledge bases is read and checked once, while the
-    server serves; if one was altered the server ends in the same way, and raises.
+    server serves; if one was altered, or the engine fails, as with a GPU that does not answer any more, the server ends
+    in the same way, and raises.
 
     Raises:
         InputError: the port or host cannot be used, or something is wrong with a bundle.
+        RapidError: the engine failed.
     """
     try:
-        from rapid_server.app import create_app
-        from rapid_server.connections import uvicorn_config
+        # a missing library is told before the port is taken
+        importlib.import_module("rapid_server.app")
     except ModuleNotFoundError as error:
         raise InputError("", f"rapid serve needs {error.name}: pip install 'rapid[serve]'") from None
 
@@ -53,21 +56,35 @@ def serve(settings: ServerSettings) -> None:
         models = _opened(settings)
         for line in settings.shown().splitlines():
             _LOG.info("setting %s", line)
-        app = create_app(models, settings)
-        allow_files(settings.max_connections + OTHER_FILES)
-        server = _server(
-            uvicorn_config(app, settings.max_connections, settings.grace_seconds),
-            app.state.engine,
-            settings.grace_seconds,
-            f"serving {', '.join(models)} at {_url(settings.host, listener)}",
-        )
-        altered = _verify(models, server)
-        try:
-            server.run(sockets=[listener])
-        finally:
-            app.state.engine.close()
-        if altered:
-            raise altered[0]
+        serve_models(models, settings, listener)
+
+
+def serve_models(
+    models: Mapping[str, Generator | Classifier], settings: ServerSettings, listener: socket.socket
+) -> None:
+    """As `serve`, with models that are opened and a port that is taken."""
+    from rapid_server.app import create_app
+    from rapid_server.connections import uvicorn_config
+
+    app = create_app(models, settings)
+    engine: Engine = app.state.engine
+    allow_files(settings.max_connections + OTHER_FILES)
+    server = _server(
+        uvicorn_config(app, settings.max_connections, settings.grace_seconds),
+        engine,
+        settings.grace_seconds,
+        f"serving {', '.join(models)} at {_url(settings.host, listener)}",
+    )
+    altered = _verify(models, server)
+    _end_with(engine, server)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        engine.close()
+    if altered:
+        raise altered[0]
+    if engine.failed:
+        raise RapidError("the models cannot be run any more (see the log): start the server again")
 
 
 def _opened(settings: ServerSettings) -> dict[str, Generator | Classifier]:
@@ -126,6 +143,17 @@ def _verify(models: Mapping[str, Generator | Classifier], server: uvicorn.Server
     # large knowledge bases take minutes to read: meanwhile the models are served
     threading.Thread(target=verify, name="verify", daemon=True).start()
     return altered
+
+
+def _end_with(engine: Engine, server: uvicorn.Server) -> None:
+    """Stop the server when the engine has failed, so that whoever watches the process starts it again."""
+
+    def watch() -> None:
+        engine.wait()
+        if engine.failed:
+            server.should_exit = True
+
+    threading.Thread(target=watch, name="engine-watch", daemon=True).start()
 
 
 def listen(host: str, port: int) -> socket.socket:

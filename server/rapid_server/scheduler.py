@@ -97,7 +97,8 @@ class Turns:
 
     While `share` passes over requests, they earn `RIDERS` times the duration of every step. As soon as they have earned
     a step with all their rows, they get it; the request that has waited longest goes first. So they get at least an
-    eighth of the time, and the others the rest.
+    eighth of the time, and the others the rest. In a step that passes over nobody, the larger requests pay for their
+    own time in it.
     """
 
     def __init__(self) -> None:
@@ -109,9 +110,7 @@ class Turns:
         """Return what `share` granted, or a turn of the requests that it passed over; arguments as in `share`."""
         passed = [index for index, load in enumerate(loads) if load.rows and not granted[index]]
         if not passed:
-            if any(granted):
-                # a step without rows serves nobody: what was earned before it stays
-                self._earned = 0.0
+            self._earned = self._balance(loads, granted, seconds)
             return granted
         rows = min(batch, sum(loads[index].rows for index in passed))
         if self._earned < seconds(rows):
@@ -123,3 +122,12 @@ class Turns:
             turn[index] = min(loads[index].rows, rows)
             rows -= turn[index]
         return turn
+
+    def _balance(self, loads: Sequence[Load], granted: list[int], seconds: Callable[[int], float]) -> float:
+        """What the larger requests have earned after a step in which they took part: less their own time in it."""
+        bound, total = largest_peer(loads), sum(granted)
+        if not total:
+            return self._earned
+        larger = [rows for load, rows in zip(loads, granted, strict=True) if load.rows and load.missing > bound]
+        theirs = seconds(total) * sum(larger) / total
+        return max(0.0, self._earned + RIDERS * (seconds(total) - theirs) - theirs) if larger else 0.0

@@ -243,6 +243,8 @@ def test_compose_fits_the_other_files() -> None:
     assert f"server rapid:{port} resolve" in config
     listened = re.findall(r"listen (\d+);", config)
     assert [balancer["ports"][0].split(":")[-1]] == listened
+    most = re.findall(r"client_max_body_size (\d+)m;", config)
+    assert [int(most[0]) << 20] == [ServerSettings.model_fields["max_body_bytes"].default]
     assert f":{listened[0]}/readyz" in balancer["healthcheck"]["test"][-1]
     for name in ("compose.yaml", "compose.gpu.yaml"):
         assert (DOCKER / compose(name)["services"]["rapid"]["build"]["context"]).resolve() == ROOT

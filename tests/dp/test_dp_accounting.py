@@ -79,6 +79,31 @@ def test_without_steps_nothing_is_spent_and_without_noise_everything(
         epsilon([LaplaceDpEvent(1.0)], 1e-5)
 
 
+@pytest.mark.parametrize("noise", [0.2, 0.05, 0.035, 0.03, 0.026, 0.01, 1e-3, 1e-9, 1e-90])
+def test_a_large_epsilon_is_not_understated(noise: float) -> None:
+    """Against the exact figure of one Gaussian release (Balle and Wang 2018, theorem 8), in logarithms."""
+    delta = 1e-5
+
+    def log_ratio(epsilon: float) -> float:
+        upper, lower = stats.norm.logcdf([0.5 / noise - epsilon * noise, -0.5 / noise - epsilon * noise])
+        return float(upper + np.log1p(-np.exp(min(0.0, epsilon + lower - upper))) - np.log(delta))
+
+    about = 0.5 / noise**2
+    exact = about
+    if noise > 1e-6:  # with less, the second term is too small for float64
+        exact = float(optimize.brentq(log_ratio, 0.9 * about, about + 6 / noise))
+    assert exact <= prv_epsilon([gaussian_event(noise)], delta) <= 1.15 * exact
+    assert pld_epsilon([gaussian_event(noise)], delta) >= 0.999 * exact
+
+
+@pytest.mark.parametrize("noise", [1e-150, 1e-300])
+def test_noise_that_float64_cannot_square_is_none(noise: float) -> None:
+    events = [dp_sgd_event(noise, 0.5, 3)]
+    for epsilon in (prv_epsilon, rdp_epsilon, pld_epsilon):
+        assert epsilon(events, 1e-5) == math.inf
+    assert rdp_at_order(events, 3) == math.inf
+
+
 def test_epsilon_rises_with_steps_and_rate_and_falls_with_noise() -> None:
     base = prv_epsilon([dp_sgd_event(1.5, 0.05, 200)], 1e-5)
     assert prv_epsilon([dp_sgd_event(1.5, 0.05, 400)], 1e-5) > base

@@ -9,7 +9,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
@@ -53,6 +53,9 @@ def test_the_mean_is_what_was_asked_for_and_never_more(mean: float, shape: float
 
 @settings(max_examples=60, deadline=None)
 @given(means, shapes, st.floats(1e-6, 1 - 1e-6))
+# the first numbers have less than 2^-300
+@example(1000.0, 100.0, 0.5)
+@example(8000.0, 60.0, 0.95)
 def test_numbers_are_drawn_by_the_distribution_function(mean: float, shape: float, level: float) -> None:
     trials = Trials(mean=mean, shape=shape)
     number = trials.number(int(level * 2**BITS))

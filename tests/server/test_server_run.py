@@ -14,11 +14,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from rapid_server.run import listen, serve
+from rapid_server.run import listen, serve, serve_models
 from rapid_server.settings import ServerSettings
 from tests_process import Program, run
+from tests_support import Fails
 
-from rapid.errors import InputError
+from rapid.errors import InputError, RapidError
+from rapid.sampling.generator import Generator
 
 
 def command(bundle: Path, port: int) -> list[object]:
@@ -112,6 +114,15 @@ def test_an_altered_knowledge_base_ends_the_server(private_bundle: Path, tmp_pat
     assert done.returncode == 2
     assert "values.npy: is missing or was altered; copy the bundle again" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_models_that_cannot_be_run_end_the_server(generator: Generator, private_bundle: Path) -> None:
+    """So that Compose or Kubernetes starts it again."""
+    broken = Fails(generator)
+    broken.failing = True
+    with listen("127.0.0.1", 0) as listener, pytest.raises(RapidError, match="start the server again") as error:
+        serve_models({"broken": broken}, settings(private_bundle, 0), listener)
+    assert error.value.exit_code == 1
 
 
 def test_port_in_use(private_bundle: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rapid_server.scheduler import RIDERS, Costs, Load, share
+from rapid_server.scheduler import RIDERS, Costs, Load, Turns, share
 
 loads = st.lists(st.builds(Load, missing=st.integers(1, 3000), rows=st.integers(0, 300)), max_size=12)
 
@@ -67,3 +67,18 @@ def test_costs() -> None:
     assert costs.best_batch(10) == 8
     assert costs.best_batch(1.5) == 4
     assert costs.best_batch(0.5) == 1
+
+
+@pytest.mark.parametrize("without", [3, 10, 1000])
+def test_a_large_request_keeps_its_share_when_small_ones_come_and_go(without: int) -> None:
+    """In every step but each tenth or so there is a request for one image, which leaves no room for the large one."""
+    turns, of_large, all_together = Turns(), 0.0, 0.0
+    for step in range(3000):
+        loads = [Load(20_000, 300), Load(30, 60)]
+        loads += [Load(1, 2)] if step % without else []
+        granted = turns.correct(loads, share(loads, 64, cpu), 64, cpu)
+        took = cpu(sum(granted))
+        all_together += took
+        of_large += took * granted[0] / sum(granted)
+    # an eighth, less what a turn is too long for the steps before it
+    assert of_large / all_together > 0.9 * RIDERS / (1 + RIDERS)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from rapid.bundle import Bundle
 from rapid.bundle.card import privacy_in_words
 from rapid.data.private import PrivateImages
 from rapid.data.stored import image_digests
+from rapid.data.units import PeopleFrom
 from rapid.dp.accounting import prv_epsilon
 from rapid.dp.ledger import Ledger, Limit
 from rapid.dp.selection import Selection
@@ -27,6 +30,7 @@ from rapid.dp.spending import Balance, balances, set_limit
 from rapid.dp.trials import Trials
 from rapid.errors import InputError, PrivacyRefused, Stopped
 from rapid.methods import apply_overrides
+from rapid.methods.rapid.settings import RapidSettings
 from rapid.stages.tuned import Labeller, Scoring, tune_private_bundle
 from rapid.stopping import request_stop, stop_on_signal
 
@@ -99,6 +103,14 @@ def spent(private: Path) -> Balance:
     return found
 
 
+def born(path: Path) -> float:
+    """When a file was made; infinity where its system does not tell."""
+    told = subprocess.run(["stat", "--format=%W.%w", path], check=True, capture_output=True, text=True).stdout
+    whole, _, words = told.strip().partition(".")
+    part = re.search(r"\.(\d+)", words)
+    return float(f"{whole}.{part[1]}") if part else math.inf
+
+
 def files(out: Path) -> set[str]:
     return {path.relative_to(out).as_posix() for path in out.rglob("*")}
 
@@ -125,6 +137,7 @@ def test_the_best_of_those_drawn_is_released_and_nothing_else(private: Path, cap
     weights = bundle.path / "means"
     (moment,) = {path.stat().st_mtime for path in (weights, *weights.iterdir())}
     assert moment >= referee.last
+    assert all(born(path) >= referee.last for path in weights.iterdir())
     # one charge, of everything
     assert [entry.kind for entry in Ledger(private.parent / "ledger.jsonl").entries()] == ["reserve", "spend", "settle"]
     assert spent(private).epsilon == prv_epsilon([plans[0].event], DELTA) <= statement["epsilon"] <= EPSILON
@@ -139,6 +152,23 @@ def test_the_best_of_those_drawn_is_released_and_nothing_else(private: Path, cap
     assert spent(private).epsilon == prv_epsilon([plans[0].event], DELTA)
 
 
+def test_memory_of_people_does_not_decide_the_pieces_of_bfloat16(
+    public_bundle: Path, digits: Path, tiny_settings: RapidSettings, tmp_path: Path
+) -> None:
+    with np.load(digits) as images:
+        np.savez(tmp_path / "private.npz", **images, person=np.arange(len(images["images"])) // 2)
+    half = apply_overrides(
+        tiny_settings.model_dump(mode="json"), ["private.precision=bfloat16", "private.physical_batch=auto"]
+    )
+    with pytest.raises(InputError, match="depends on the memory"):
+        tune_private_bundle(
+            public_bundle, PrivateImages(tmp_path / "private.npz", people=PeopleFrom("person")), tmp_path / "out",
+            {"a": tiny_settings, "b": half}, Scoring(Referee(), 0.1, {}), epsilon=8.0, delta=1e-4,
+            trials=Trials(mean=2.0), device=torch.device("cuda"), resume=False, ledger=tmp_path / "ledger.jsonl",
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
 def stop_at(number: int) -> Callable[[int], None]:
     return lambda asked: request_stop() if asked == number else None
 
@@ -150,7 +180,10 @@ def test_a_stopped_run_goes_on_and_is_charged_once(private: Path) -> None:
     with stop_on_signal(), pytest.raises(Stopped):
         tune(private, referee)
     assert folder.stat().st_mode & 0o077 == 0
-    number = json.loads((folder / "choices.json").read_text())["trials"]
+    state = json.loads((folder / "choices.json").read_text())
+    # the ledger has a hash of it, which must not be found by trying numbers
+    assert len(state["nonce"]) == 64
+    number = state["trials"]
     first = referee.asked[0]
     one = spent(private).epsilon
     again = Referee()
@@ -179,7 +212,7 @@ def test_a_copy_of_a_stopped_run_is_charged_again(private: Path, recwarn: pytest
     assert spent(private).epsilon > 1.5 * one
 
 
-@pytest.mark.filterwarnings("ignore:the earlier attempt did not stop in order")
+@pytest.mark.filterwarnings("ignore:the earlier attempt was refused or did not stop in order")
 def test_after_a_crash_everything_begins_anew(private: Path) -> None:
     def crash(asked: int) -> None:
         raise RuntimeError("out of memory")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import warnings
 from typing import Protocol
 
 import numpy as np
@@ -36,8 +36,8 @@ def open_search(knowledge_base: KnowledgeBase, device: torch.device, *, gpu_inde
     Args:
         knowledge_base: to be searched.
         device: where queries are made.
-        gpu_index: let faiss search an ivf index on the GPU where its wheel can; one line on stderr says so where it
-            cannot. Its answers may depend on the batch, so this is for generation, never for private images.
+        gpu_index: let faiss search an ivf index on the GPU where its wheel can; a warning says so where it cannot.
+            Its answers may depend on the batch, so this is for generation, never for private images.
     """
     keys = knowledge_base.flat_keys()
     if keys is not None and len(keys) <= LIMIT:
@@ -46,7 +46,7 @@ def open_search(knowledge_base: KnowledgeBase, device: torch.device, *, gpu_inde
         number = device.index or 0
         problem = move_to_gpu(knowledge_base, number, beside=f"import torch; torch.ones(1, device={number}).item()")
         if problem:
-            print(f"rapid: the knowledge base is searched on the CPU: {problem}", file=sys.stderr, flush=True)
+            warnings.warn(f"the knowledge base is searched on the CPU: {problem}", stacklevel=2)
     return IndexSearch(knowledge_base)
 
 
