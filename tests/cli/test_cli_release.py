@@ -55,10 +55,12 @@ class Given(NamedTuple):
     def public(self) -> Path:
         return self.key.with_suffix(".pub")
 
-    def quick(self, private: Path, out: Path, *more: object) -> list[str]:
+    def quick(self, private: Path, out: Path, *more: object, policy_words: str = LOOSE) -> list[str]:
         """A command without canaries and audit."""
         policy = self.root / "quick.yaml"
-        optional = "audit: {required: false}\n" + LOOSE.replace("membership: {", "membership: {required: false, ")
+        optional = "audit: {required: false}\n" + policy_words.replace(
+            "membership: {", "membership: {required: false, "
+        )
         policy.write_text(optional)
         command = ["release", "--model", self.model, "--policy", policy, "--key", self.key, "--private", private]
         return [str(word) for word in (*command, "--public", self.root / "others.npz", "--out", out, *more)]
@@ -282,6 +284,30 @@ def test_planted_near_copies_are_found(
     assert found["count"] > 90
     assert passed.content["copies"]["count"] < 50
     assert not found["synthetic_drawn"]
+
+
+def test_a_count_that_cannot_pass_is_not_made(given: Given, smiths: Path, tmp_path: Path) -> None:
+    def rules_with(out: Path, *changes: tuple[str, str]) -> dict[str, Any]:
+        words = LOOSE
+        for change in changes:
+            words = words.replace(*change)
+        assert main(given.quick(smiths, out, policy_words=words)) == 3
+        return {rule["name"]: rule for rule in json.loads((out / "report.json").read_text())["rules"]}
+
+    before = len(Ledger(default_path()).entries())
+    blurred = rules_with(tmp_path / "blurred", ("epsilon: 8", "epsilon: 0.01"))
+    assert {name for name, rule in blurred.items() if rule["stops"]} == {"near-copies"}
+    assert "noise alone may be" in blurred["near-copies"]["found"]
+    # the least limit, to a tenth, that all releases so far keep
+    least = json.loads((tmp_path / "blurred" / "report.json").read_text())["ledger"]["epsilon_prv"]
+    number, rules = 0, dict[str, Any]()
+    while not rules or rules["ledger-total"]["stops"]:
+        most = ("max_epsilon: null", f"max_epsilon: {least * 1.1**number}")
+        rules = rules_with(tmp_path / str(number), ("epsilon: 8", "epsilon: 100"), most)
+        number += 1
+    assert {name for name, rule in rules.items() if rule["stops"]} == {"near-copies"}
+    assert "with the count, all releases together would spend more than" in rules["near-copies"]["found"]
+    assert len(Ledger(default_path()).entries()) == before
 
 
 def test_a_spent_limit_or_an_altered_ledger(given: Given, passed: Passed, smiths: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rapid.dp.accounting import prv_epsilon
+from rapid.dp.accounting import LARGEST_NUMERICAL, prv_epsilon
 from rapid.dp.audit.evidence import Evidence, Limits, bound, bound_if, least_epsilon
 from rapid.dp.events import dp_sgd_event
 from rapid.dp.releases import DpSgdSpec, Release
@@ -104,8 +104,17 @@ def test_a_training_that_shows_nothing_counts_as_none() -> None:
     alone = prv_epsilon([dp_sgd_event(1 / 0.8, 0.2, 10)], 1e-5)
     assert least_epsilon([something, nothing], 1e-5) == pytest.approx(alone)
     assert least_epsilon([], 1e-5) == 0
-    # noise that is too small for the accountant
-    assert 100 < least_epsilon([Limits(1e-6, 1.0, 1.0, 100)], 1e-5) < math.inf
+    # noise that is too small for the numerical accountant: what more noise would give
+    for noise in (1e-6, 0.03, 0.3):
+        assert 100 < least_epsilon([Limits(noise, 1.0, 1.0, 100)], 1e-5) <= LARGEST_NUMERICAL
+
+
+def test_all_limits_of_all_releases_hold_together() -> None:
+    """Bonferroni: three limits of each release."""
+    evidence = [drawn(np.random.default_rng(number), noise=0.2) for number in range(2)]
+    (first,) = evidence[:1]
+    assert bound([first], 1e-5, 0.95) == least_epsilon([first.limits(0.05 / 3)], 1e-5)
+    assert bound(evidence, 1e-5, 0.95) == least_epsilon([one.limits(0.05 / 6) for one in evidence], 1e-5)
 
 
 def test_no_canary_in_any_batch() -> None:

@@ -19,7 +19,7 @@ from rapid.dp.renyi import ORDERS, renyi_epsilon
 from rapid.dp.selection import CLOSE, SCORE, Selection, Specs, calibrate_selection, score_spec
 from rapid.dp.statement import privacy_statement, selection_statement
 from rapid.dp.trials import Trials
-from rapid.errors import InputError
+from rapid.errors import InputError, PrivacyRefused
 
 GUARANTEE = Path(__file__).parents[2] / "docs" / "guarantee.md"
 SIZE, DELTA = 2000, 1e-4
@@ -104,17 +104,26 @@ def test_a_record_is_taken_only_as_it_was(selection: Selection) -> None:
 
 def test_candidates_must_fit_together(selection: Selection) -> None:
     budget = selection.candidates[0].budget
-    other, alone = (
-        budget.model_copy(update={"delta": 2e-4}),
-        budget.model_copy(update={"releases": budget.releases[:1]}),
-    )
     first = selection.candidates[0].model_dump()
-    for candidates in (
-        [first, first], [first, {"name": "x", "budget": other.model_dump()}],
-        [{"name": "x", "budget": alone.model_dump()}], [],
-    ):  # fmt: skip
-        with pytest.raises(ValidationError):
+    bad = [([], "at least 1 item"), ([first, first], "the same name")]
+    bad.append(([{"name": "x", "budget": budget.model_copy(update={"releases": budget.releases[:1]})}], "no score"))
+    for change in ({"delta": 2e-4}, {"dataset_size": SIZE + 1}, {"unit": "one person"}, {"group_size": 2}):
+        other = budget.model_dump() | change
+        for release in other["releases"]:
+            release["spec"]["dataset_size"] = other["dataset_size"]
+        bad.append(([first, {"name": "x", "budget": other}], "different data sets"))
+    for candidates, words in bad:
+        with pytest.raises(ValidationError, match=words):
             Selection.model_validate(selection.model_dump() | {"candidates": candidates})
+
+
+def test_accountants_that_disagree_refuse(selection: Selection) -> None:
+    """As if our own had found half of what the library finds."""
+    selection.check()
+    wrong = selection.model_copy()
+    wrong.__dict__["spent"] = selection.spent / 2
+    with pytest.raises(PrivacyRefused, match="two accountants disagree"):
+        wrong.check()
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -1.0])

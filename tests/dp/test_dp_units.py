@@ -102,10 +102,8 @@ def access_to(images: ImageSet, folder: Path, *releases: Release) -> PrivateAcce
 
 
 @pytest.mark.parametrize("draws", [1, 3])
-def test_steps_against_a_loop_over_people(tmp_path: Path, draws: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_against_a_loop_over_people(tmp_path: Path, draws: int) -> None:
     """A full batch: each person's drawn images by autograd, their mean, then the clipping."""
-    # with so little noise there is no epsilon to show beside the progress
-    monkeypatch.setattr("rapid.dp.access.prv_epsilon", lambda events, delta: 1.0)
     units = people([1, 7, 2, 30])
     images = set_of(units)
     access = access_to(images, tmp_path, release_of(4, steps=1, multiplicity=draws))

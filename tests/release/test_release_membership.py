@@ -84,6 +84,24 @@ def test_bounds_hold_the_rates_of_a_gaussian_toy(mu: float) -> None:
         assert np.mean(found) == pytest.approx(wanted, abs=0.2 * wanted + 0.003)
 
 
+def test_all_bounds_hold_together() -> None:
+    """Bonferroni: two intervals for each score and rate."""
+    rng = np.random.default_rng(3)
+    scores = {name: (rng.normal(0.3, 1, 200), rng.normal(size=200)) for name in ("a", "b")}
+    rates = len(POLICY.false_positive_rates)
+    confidence = 1 - (1 - POLICY.confidence) / (2 * 2 * rates)
+    found = attacks(scores, POLICY, 1.0, 1e-5)
+    assert len(found) == 2 * rates
+    for one in found:
+        guessed = (
+            (one.true_positives, 200, one.true_positive_rate),
+            (one.false_positives, 100, one.false_positive_rate),
+        )
+        for hits, count, measured in guessed:
+            interval = binomtest(hits, count).proportion_ci(confidence_level=confidence, method="exact")
+            assert measured[1:] == pytest.approx((interval.low, interval.high))
+
+
 def test_an_honest_model_passes_and_more_canaries_tell_more() -> None:
     rng = np.random.default_rng(0)
     bounds = []

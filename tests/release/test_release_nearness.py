@@ -134,7 +134,7 @@ def test_a_person_counts_once(tmp_path: Path, book: Ledger) -> None:
 def test_it_is_charged_before_it_is_computed(tmp_path: Path, book: Ledger) -> None:
     whole = ImageSet(images(30, 0), None, ())
     broken = Nearness(images(5, 1, (9, 9)), 0, 100)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match=r"shape|size"):
         counted(tmp_path / "broken", whole, broken, book, 0.5)
     (line,) = book.entries()
     assert line.kind == "reserve"

@@ -29,7 +29,7 @@ def test_a_new_key_is_secret_and_never_overwritten(tmp_path: Path) -> None:
     path.rename(tmp_path / "moved.pem")
     with pytest.raises(InputError, match="no key is overwritten"):
         new_key(path)
-    assert (tmp_path / "moved.pem").read_bytes(), public.read_bytes() == before
+    assert ((tmp_path / "moved.pem").read_bytes(), public.read_bytes()) == before
     assert not path.exists()
     (tmp_path / "link.pem").symlink_to(tmp_path / "nowhere")
     for bad in (tmp_path / "link.pem", tmp_path / "key.pub", public / "key.pem", Path(), Path("/")):

@@ -158,6 +158,21 @@ def test_the_probe_accepts() -> None:
     assert found.images[:, 0, 1].tolist() == [0, 2, 4, 6, 8, 10]
 
 
+class Unsure(Closed):
+    """Every second candidate is surely of its class, the others are only likely to be."""
+
+    confidence = 0.9
+
+    def label(self, images: NDArray[np.uint8]) -> NDArray[np.float32] | None:
+        found = np.eye(len(self.classes), dtype=np.float32)[images[:, 0, 0]]
+        return np.where(images[:, 0, 1, None] % 2 == 0, found, 0.6 * found + np.float32(0.2))
+
+
+def test_what_the_probe_is_not_sure_of_is_not_accepted() -> None:
+    found = generate(Unsure(classes=2, attempts=4, batch_size=4), 3, [0] * 3, seed=1)
+    assert found.images[:, 0, 1].tolist() == [0, 2, 4]
+
+
 def test_without_classes() -> None:
     found = generate(Closed(classes=0), 5)
     assert found.labels is None

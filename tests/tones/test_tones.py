@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,12 +26,14 @@ from rapid.methods.rapid.generator import RapidSampler
 from rapid.methods.rapid.parts import Parts
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.sampling.generate import generate
+from rapid.sampling.one_call import OneCallTrajectories
 from rapid.sampling.streams import make_streams
+from rapid.sampling.without_probe import WithoutProbe
 from rapid.stages.private import train_private_bundle
 from rapid.stages.public import build_public_bundle
 from rapid.tones.curve import LEVELS, ToneCurve
 from rapid.tones.fit import STEEPEST, classes_by, fit_tones, gentle, matching_table, released_tones
-from rapid.tones.release import Tones, image_row, release_tones, tones_specs
+from rapid.tones.release import Tones, image_row, is_hidden, release_tones, tones_specs
 from rapid.tones.shares import INNER, bins_of_levels, likely_shares, nearest_distribution, shares_of_bins
 from rapid.training import RunFolder
 
@@ -193,13 +196,80 @@ def test_the_release_is_the_mean_histogram_unless_noise_hides_it(tmp_path: Path)
     assert released(tmp_path / "little", images, 0.05) is None
 
 
-@pytest.fixture
-def toned(tmp_path: Path, public_bundle: Bundle, digits: Path, tiny_settings: RapidSettings) -> Bundle:
+def test_the_noise_is_that_of_the_shares(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (2000, 4, 4, 3), np.uint8)
+    true = (image_row(torch.from_numpy(images)).double().mean(0) * 3**0.5).numpy().reshape(3, BINS)
+    errors, noise = [], set()
+    for number in range(6):
+        found = released(tmp_path / str(number), images, 3.0)
+        assert found is not None
+        errors.append((found.shares - true).flatten())
+        noise.add(found.noise)
+    (stated,) = noise
+    # 612 numbers, whose deviation itself has one of 2.9 %
+    assert np.std(errors) == pytest.approx(stated, rel=0.16)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (8, 8, 3)])
+def test_tones_are_hidden_from_a_fiftieth_on(shape: tuple[int, ...]) -> None:
+    multiplier = 0.02 * 1000 / math.sqrt(shape[2] if len(shape) == 3 else 1)
+    assert not is_hidden(0.999 * multiplier, 1000, shape)
+    assert is_hidden(1.001 * multiplier, 1000, shape)
+
+
+def test_a_difference_counts_by_as_much_as_noise_does_not_explain() -> None:
+    """The first division, between black and the rest, by hand: the noise of 33 bins, of which a 34th is usual."""
+    own, more, noise = np.full(BINS, 1 / BINS), 0.2, 0.03
+    found = own - more / (BINS - 1)
+    found[0] = own[0] + more
+    variance = noise**2 * ((1 - 1 / BINS) ** 2 + (BINS - 1) / BINS**2)
+    assert likely_shares(found, own, noise)[0] == pytest.approx(1 / BINS + more * (1 - variance / more**2))
+    # no larger than its deviation, it counts for nothing
+    assert likely_shares(found, own, 1.02 * more)[0] == pytest.approx(1 / BINS)
+
+
+class Painter(WithoutProbe):
+    """Red, green and blue have levels of their own, each equally often: 20 to 59, 100 to 139 and 180 to 219."""
+
+    classes = ()
+    image_shape = latent_shape = (6, 6, 3)
+    steps = max_steps = 1
+    batch_size = 64
+    bundle: Bundle
+
+    def calls(self, steps: int | None = None) -> int:
+        return 1
+
+    def trajectories(self) -> OneCallTrajectories:
+        return OneCallTrajectories(lambda streams, _: torch.from_numpy(np.stack([self._drawn(s) for s in streams])))
+
+    def decode(self, latents: torch.Tensor) -> np.ndarray:
+        return latents.numpy()
+
+    def _drawn(self, stream: np.random.Generator) -> np.ndarray:
+        return (stream.integers(20, 60, self.image_shape) + np.array([0, 80, 160])).astype(np.uint8)
+
+
+def test_each_channel_gets_its_own_tones() -> None:
+    """Red becomes lighter by 60 levels, green stays as it is, and blue becomes darker by 100."""
+    moves = np.array([60, 0, -100])
+    levels = np.arange(20, 60)[None] + np.array([[0], [80], [160]])
+    shares = [shares_of_bins(np.bincount(row, minlength=LEVELS)) for row in levels + moves[:, None]]
+    tables = fit_tones(Painter(), Tones(np.array(shares), 0.0)).numpy().astype(int)
+    for table, row, move in zip(tables, levels, moves, strict=True):
+        # a bin has eight levels
+        assert np.abs(table[row] - (row + move)).max() <= 8
+
+
+@pytest.fixture(scope="module")
+def toned(
+    tmp_path_factory: pytest.TempPathFactory, public_bundle: Bundle, digits: Path, tiny_settings: RapidSettings
+) -> Bundle:
     settings = apply_overrides(tiny_settings.model_dump(mode="json"), ["private.tones.share=0.3"])
     return train_private_bundle(
         public_bundle,
         PrivateImages(digits),
-        tmp_path / "out",
+        tmp_path_factory.mktemp("toned") / "out",
         settings,
         epsilon=200.0,
         delta=None,

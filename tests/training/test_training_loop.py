@@ -294,12 +294,31 @@ def test_a_warm_up_never_takes_more_than_half_of_the_steps(tmp_path: Path) -> No
     assert moves == pytest.approx([5e-3, 1e-2, 1e-2], rel=1e-3)
 
 
-def test_a_checkpoint_is_saved_at_intervals(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(tmp_path / "state.pt", interval=0.05)
+class Clock:
+    """In the place of `time.monotonic`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(time, "monotonic", made)
+    return made
+
+
+def test_a_checkpoint_is_saved_at_intervals(tmp_path: Path, clock: Clock) -> None:
+    checkpoint = Checkpoint(tmp_path / "state.pt", interval=60)
     assert checkpoint.load() is None
+    clock.now += 59
     checkpoint.save_if_due(lambda: pytest.fail("asked for the state before it was due"))
-    time.sleep(0.06)
+    clock.now += 2
     checkpoint.save_if_due(lambda: {"step": 3})
+    clock.now += 59
     assert checkpoint.load() == {"step": 3}
     checkpoint.save_if_due(lambda: pytest.fail("saved twice in an interval"))
     checkpoint.remove()
@@ -325,17 +344,17 @@ def test_saves_take_at_most_a_fiftieth_of_the_time(interval: float, cost: float,
     assert pause_seconds(interval, cost) == pytest.approx(expected)
 
 
-def test_the_time_of_a_save_is_measured(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(tmp_path / "state.pt", interval=0.01)
+def test_the_time_of_a_save_is_measured(tmp_path: Path, clock: Clock) -> None:
+    checkpoint = Checkpoint(tmp_path / "state.pt", interval=10)
 
     def slow() -> dict[str, int]:
-        time.sleep(0.05)
+        clock.now += 3
         return {"step": 1}
 
-    time.sleep(0.02)
+    clock.now += 11
     checkpoint.save_if_due(slow)
-    assert checkpoint.pause >= 0.05 / 0.02
-    time.sleep(0.02)
+    assert checkpoint.pause == 3 / 0.02
+    clock.now += 149
     checkpoint.save_if_due(lambda: pytest.fail("saves take more than their share"))
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.stats import beta, chi2, norm
 from torch import Tensor
 
-from rapid.dp.accounting import prv_epsilon
+from rapid.dp.accounting import LARGEST_NUMERICAL, prv_epsilon
 from rapid.dp.audit.findings import Finding, certain, deviations_needed
 from rapid.dp.audit.noise import noise_findings, scale_finding
 from rapid.dp.audit.sampling import batch_findings
@@ -233,9 +233,10 @@ def least_epsilon(limits: Sequence[Limits], delta: float) -> float:
         events = [dp_sgd_event(noise, one.rate, one.steps) for noise, one in zip(multipliers, seen, strict=True)]
         try:
             found = prv_epsilon(events, delta)
-        except (RapidError, ArithmeticError):
+        except RapidError:
             found = math.inf
-        if math.isfinite(found):
+        # above it the figure is an upper bound and no more
+        if found <= LARGEST_NUMERICAL:
             return found
         scale *= 1.5
 
