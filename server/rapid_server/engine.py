@@ -332,7 +332,7 @@ class Engine:
             if job.cancelled:
                 worker.remove(job.request)
             elif job.request.missing:
-                worker.add(job.request)
+                worker.add(job.request, job.client)
                 kept.append(job)
         jobs[:] = kept
 

@@ -24,6 +24,8 @@ class Load(NamedTuple):
     """Candidates that could take part in the next step."""
     served: int = 0
     """Number of the step in which it last had rows."""
+    client: str = ""
+    """Who sent it."""
 
 
 class Costs:
@@ -62,10 +64,10 @@ def largest_peer(loads: Sequence[Load]) -> int:
 def share(loads: Sequence[Load], batch: int, seconds: Callable[[int], float]) -> list[int]:
     """Rows of each request in the next step.
 
-    The smallest request and its peers share the batch, evenly if they have more rows than fit. Larger requests ride
-    along in the remaining places, smaller ones first, as long as the step becomes at most `RIDERS` longer. So a small
-    request takes little longer beside a large one than alone. A request that gets nothing has its turn later: see
-    `Turns`.
+    The smallest request and its peers share the batch. If they have more rows than fit, each client gets as many as
+    another one, however many requests it has, and so does each of its requests. Larger requests ride along in the
+    remaining places, smaller ones first, as long as the step becomes at most `RIDERS` longer. So a small request takes
+    little longer beside a large one than alone. A request that gets nothing has its turn later: see `Turns`.
 
     Args:
         loads: the requests, oldest first.
@@ -79,17 +81,31 @@ def share(loads: Sequence[Load], batch: int, seconds: Callable[[int], float]) ->
     ascending = sorted(ready, key=lambda index: loads[index].missing)
     bound = largest_peer(loads)
     peers = [index for index in ascending if loads[index].missing <= bound]
-    left = batch
-    # fewest rows first: what a request does not need goes to the others
-    for position, index in enumerate(sorted(peers, key=lambda index: loads[index].rows)):
-        granted[index] = min(loads[index].rows, -(-left // (len(peers) - position)))
-        left -= granted[index]
+    by_client: dict[str, list[int]] = {}
+    for index in peers:
+        by_client.setdefault(loads[index].client, []).append(index)
+    rows_of = [[loads[index].rows for index in own] for own in by_client.values()]
+    for own, rows, places in zip(
+        by_client.values(), rows_of, _evenly([sum(rows) for rows in rows_of], batch), strict=True
+    ):
+        for index, got in zip(own, _evenly(rows, places), strict=True):
+            granted[index] = got
+    left = batch - sum(granted)
     allowed = (1 + RIDERS) * seconds(batch - left)
     for index in ascending[len(peers) :]:
         while left and granted[index] < loads[index].rows and seconds(batch - left + 1) <= allowed:
             granted[index] += 1
             left -= 1
     return granted
+
+
+def _evenly(wanted: Sequence[int], places: int) -> list[int]:
+    """Of so many places the part of each, who wants so many: what one does not need goes to the others."""
+    parts = [0] * len(wanted)
+    for position, index in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
+        parts[index] = min(wanted[index], -(-places // (len(wanted) - position)))
+        places -= parts[index]
+    return parts
 
 
 class Turns:

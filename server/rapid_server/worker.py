@@ -78,7 +78,8 @@ class _Latent(NamedTuple):
 class _Progress:
     """State of a request in the worker."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, client: str) -> None:
+        self.client = client
         self.served = self.decoded = step
         """Steps in which it last had rows, and last had latents decoded."""
         self.rows: dict[int, int] = {}
@@ -221,10 +222,10 @@ class Worker:
         except RuntimeError:
             return False
 
-    def add(self, request: Request) -> None:
-        """Serve a request, if the worker does not have it yet."""
+    def add(self, request: Request, client: str = "") -> None:
+        """Serve a request of a client, if the worker does not have it yet."""
         if request not in self._requests:
-            self._requests[request] = _Progress(self._steps)
+            self._requests[request] = _Progress(self._steps, client)
 
     def remove(self, request: Request) -> None:
         """Forget a request, if the worker has it; its rows are free at once."""
@@ -276,7 +277,7 @@ class Worker:
             # no new network calls for a request whose latents pile up before the decoder
             full.append(len(progress.latents) >= 2 * self.batch)
             rows = 0 if full[-1] else len(progress.rows) + (request.least if sparing else request.wants)
-            loads.append(Load(request.missing, rows or len(progress.latents), progress.served))
+            loads.append(Load(request.missing, rows or len(progress.latents), progress.served, progress.client))
         self._steps += 1
         shared = share(loads, batch, self._costs)
         granted_all = self._turns.correct(loads, shared, batch, self._costs)

@@ -45,6 +45,22 @@ def test_equals_share_evenly(rows: list[int], batch: int) -> None:
     assert sum(granted) == min(batch, sum(rows))
 
 
+@given(
+    many=st.lists(st.integers(1, 50), min_size=1, max_size=99),
+    other=st.lists(st.integers(1, 50), min_size=1, max_size=5),
+    batch=st.integers(1, 200),
+)
+def test_clients_share_evenly(many: list[int], other: list[int], batch: int) -> None:
+    """However many requests one of them has; and within a client as above."""
+    loads = [Load(10, rows, client="a") for rows in many] + [Load(10, rows, client="b") for rows in other]
+    granted = share(loads, batch, cpu)
+    parts = granted[: len(many)], granted[len(many) :]
+    for own, wanted in zip(parts, (many, other), strict=True):
+        assert sum(own) == sum(wanted) or sum(own) >= batch // 2
+        assert all(got == rows or got >= max(own) - 1 for got, rows in zip(own, wanted, strict=True))
+    assert sum(granted) == min(batch, sum(many) + sum(other))
+
+
 @pytest.mark.parametrize("small", [1, 4, 12])
 def test_a_small_request_beside_a_large_one(small: int) -> None:
     alone = cpu(2 * small)
