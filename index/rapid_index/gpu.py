@@ -52,7 +52,7 @@ def gpu_problem(device: int, beside: str = "") -> str:
     """Why the installed faiss cannot search on this GPU, in one line; empty if it can. See `move_to_gpu`."""
     faiss = load_faiss()
     if not hasattr(faiss, "StandardGpuResources"):
-        return "the installed faiss is built for CPUs alone (pip install 'rapid[gpu]')"
+        return "the installed faiss is built for CPUs alone (pip install faiss-gpu in its place)"
     try:
         command = [sys.executable, "-c", TRIAL, str(device), beside]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False)

@@ -36,4 +36,4 @@ def token(options: argparse.Namespace) -> None:
 
 
 def _not_installed(command: str, error: ModuleNotFoundError) -> InputError:
-    return InputError("", f"rapid {command} needs {error.name}: pip install 'rapid[serve]'")
+    return InputError("", f"rapid {command} needs {error.name}: pip install -e '.[serve]' in rapid's clone")

@@ -48,7 +48,7 @@ def check_target(path: Path, count: int | None = None) -> None:
         if path.is_dir():
             raise InputError("out", "is a folder; choose another name", path)
         if path.suffix == PARQUET and find_spec("pyarrow") is None:
-            raise InputError("out", "needs pyarrow: pip install 'rapid[parquet]'; or give a folder or .npz", path)
+            raise InputError("out", "needs pyarrow: pip install pyarrow; or give a folder or .npz", path)
         if path.suffix == PICTURE and (count or 0) > MOST_IN_PICTURE:
             problem = f"a picture shows at most {MOST_IN_PICTURE:,} images; give a folder, {NPZ} or {PARQUET}"
             raise InputError("out", problem, path)

@@ -49,7 +49,7 @@ def serve(settings: ServerSettings) -> None:
         # a missing library is told before the port is taken
         importlib.import_module("rapid_server.app")
     except ModuleNotFoundError as error:
-        raise InputError("", f"rapid serve needs {error.name}: pip install 'rapid[serve]'") from None
+        raise InputError("", f"rapid serve needs {error.name}: pip install -e '.[serve]' in rapid's clone") from None
 
     with listen(settings.host, settings.port) as listener:
         logs.configure(settings.log_format)

@@ -127,5 +127,5 @@ def test_a_format_without_pyarrow(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
     said = done.stderr.strip().splitlines()[-1]
     assert said == f"rapid.errors.InputError: private {path}: is Parquet, which needs pyarrow; install it by: " + (
-        "pip install 'rapid[parquet]'"
+        "pip install pyarrow"
     )

@@ -270,7 +270,7 @@ def test_an_index_on_a_gpu_is_tried_in_another_process(tmp_path, build, clusters
     problem = move_to_gpu(kb, 0)
     assert "\n" not in problem
     if not hasattr(rapid_index.keys.load_faiss(), "StandardGpuResources"):
-        assert problem == "the installed faiss is built for CPUs alone (pip install 'rapid[gpu]')"
+        assert problem == "the installed faiss is built for CPUs alone (pip install faiss-gpu in its place)"
         # one that says it has a GPU part, and ends the process that tries it
         monkeypatch.setattr(rapid_index.keys.load_faiss(), "StandardGpuResources", object, raising=False)
         gpu.gpu_problem.cache_clear()

@@ -91,7 +91,7 @@ def _pyarrow(source: Source) -> ModuleType:
     try:
         from pyarrow import parquet
     except ImportError:
-        problem = "is Parquet, which needs pyarrow; install it by: pip install 'rapid[parquet]'"
+        problem = "is Parquet, which needs pyarrow; install it by: pip install pyarrow"
         raise InputError(source.field, problem, source.path) from None
     return parquet  # type: ignore[no-any-return]
 
