@@ -18,7 +18,7 @@ from rapid.errors import InputError, PrivacyRefused, RapidError
 from rapid.methods import apply_overrides, find_method, load_settings
 from rapid.methods.rapid.audited import subjects
 from rapid.methods.rapid.settings import RapidSettings
-from rapid.rounding import rounded_down
+from rapid.rounding import rounded_down, rounded_up
 from rapid.runtime import choose_device
 from rapid.stages.audited import StageAudit, audit_stage
 
@@ -128,7 +128,7 @@ def _stage_record(found: StageAudit) -> dict[str, Any]:
 def _stage_words(found: StageAudit) -> str:
     half = rounded_down(found.with_half_the_noise)
     lines = [
-        f"claimed:  epsilon {found.claimed:g} at delta {found.delta:g}, by {found.method}: {', '.join(found.releases)}",
+        f"claimed:  {_claim(found.claimed, found.delta)}, by {found.method}: {', '.join(found.releases)}",
         f"steps:    {_outcome(found.tests)} ({len(found.tests.findings)} tests)",
         *_deviations(found.tests),
         f"measured: epsilon at least {found.gaussian:.3f}, if trainings and means are subsampled Gaussian mechanisms",
@@ -168,8 +168,8 @@ def _stage_size(found: StageAudit) -> str:
     )
     return (
         f"if all noise were half of what is claimed, {found.canaries} canaries would show epsilon at least "
-        f"{rounded_down(found.with_half_the_noise)}, which does not refute {found.claimed:g}; {advice}. Only the tests "
-        "of the steps say something about this claim"
+        f"{rounded_down(found.with_half_the_noise)}, which does not refute {rounded_up(found.claimed, 6)}; {advice}. Only the "
+        "tests of the steps say something about this claim"
     )
 
 
@@ -184,9 +184,13 @@ def _record(game: Audit, steps: StepAudit) -> dict[str, Any]:
     }
 
 
+def _claim(epsilon: float, delta: float) -> str:
+    return f"epsilon {rounded_up(epsilon, 6)} at delta {rounded_up(delta)}"
+
+
 def _words(game: Audit, steps: StepAudit) -> str:
     lines = [
-        f"claimed:  epsilon {game.claimed:g} at delta {game.delta:g}",
+        f"claimed:  {_claim(game.claimed, game.delta)}",
         f"steps:    {_outcome(steps)} ({len(steps.findings)} tests, {steps.seconds:.0f} s)",
         *_deviations(steps),
         *([] if steps.refuted else [f"          {_sharpness(steps)}"]),
@@ -236,6 +240,6 @@ def _size(game: Audit) -> str:
         else f"about {needed:,} could (--canaries {needed})"
     )
     return (
-        f"the game with {game.canaries} canaries could not have refuted epsilon {game.claimed:g}, even if there were "
-        f"no noise at all; {advice}. Only the tests of the steps say something about this claim"
+        f"the game with {game.canaries} canaries could not have refuted epsilon {rounded_up(game.claimed, 6)}, even if there "
+        f"were no noise at all; {advice}. Only the tests of the steps say something about this claim"
     )

@@ -19,8 +19,8 @@ from rapid.rounding import as_typed, rounded_up
 
 ACCOUNT_DIGITS = 4
 """Shortest prefix that may stand for an account."""
-FILTER_MEANS = "holds even if plans are chosen after seeing earlier results"
-PRV_MEANS = "holds if all plans had been fixed in advance"
+FILTER_MEANS = "its limit holds even if plans are chosen after seeing earlier results"
+PRV_MEANS = "holds if all plans had been fixed in advance, and no run was stopped because of its results"
 
 
 def show(options: argparse.Namespace) -> None:

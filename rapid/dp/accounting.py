@@ -38,6 +38,10 @@ MIN_NOISE_MULTIPLIER = 0.1
 RELATIVE_TOLERANCE = 1e-3
 INTEGER_ORDERS = range(2, 64)
 """Orders whose RDP is quick to compute: for a first guess."""
+DISAGREEMENT, LARGEST_DISAGREEMENT = 0.02, 0.02
+"""By which a second accountant's epsilon may exceed the first one's: in parts of it, and absolutely."""
+LARGEST_CHECKED = 100.0
+"""Epsilon above which the second accountant may leave infinity; such an epsilon protects hardly anyone."""
 LARGEST_ERROR = 0.02
 """Of a numerical bound, in parts of itself, as far as `MOST_POINTS` allow."""
 MOST_POINTS = 1 << 21
@@ -46,6 +50,10 @@ LARGEST_NUMERICAL = 500.0
 """Epsilon above which Renyi divergences are used: PRV tells far too little where e^epsilon exceeds float64, at 709."""
 LARGEST_PLD = 1e4
 """Epsilon above which the grid of PLD has too many points."""
+LARGEST_DOMAIN = 1 << 24
+"""Points of PRV's domain above which it takes too much memory, as where an image is hit rarely but then hard."""
+ROUNDING = 2.0**-52
+"""What float64 may cost of delta in each step of a numerical composition; about 5e-17 was seen."""
 
 
 def accountant_name() -> str:
@@ -89,6 +97,14 @@ def prv_epsilon(events: Sequence[DpEvent], delta: float) -> float:
     if has_selection(compose(events)):
         return renyi_epsilon(events, delta)
     return _prv(poisson_gaussian_steps(compose(events)), delta)
+
+
+def agrees(first: float, second: float) -> bool:
+    """Whether a second accountant's epsilon confirms the first one's: it may be lower, or higher by what grids cost."""
+    if first > LARGEST_CHECKED and second == math.inf:
+        return True
+    # a NaN fails this comparison
+    return second <= first * (1 + DISAGREEMENT) + min(LARGEST_DISAGREEMENT, first / 10 + 2e-3)
 
 
 def rdp_epsilon(events: Sequence[DpEvent], delta: float, *, orders: Sequence[float] | None = None) -> float:
@@ -136,23 +152,34 @@ def _number(value: float, what: str) -> float:
 def pld_epsilon(events: Sequence[DpEvent], delta: float) -> float:
     """Upper bound on epsilon at `delta` by privacy loss distributions; arguments as `prv_epsilon`.
 
-    Where epsilon is in the hundreds its truncation may leave infinity, and above `LARGEST_PLD` it is infinity.
+    Where epsilon is in the hundreds its truncation may leave infinity. Above `LARGEST_PLD`, and for so many steps at so
+    small a delta that rounding would decide, it is the library's bound by Renyi divergences.
     """
     history = poisson_gaussian_steps(compose(events))
     if _has_no_noise(history):
         return math.inf
     if not history:
         return 0.0
-    # the grid's error in epsilon is about steps * interval^2: a thousandth of epsilon, in a fraction of a second
-    rough = _rdp(history, delta, INTEGER_ORDERS)
-    if rough > LARGEST_PLD:
-        return math.inf
-    steps = sum(steps for _, _, steps in history)
-    interval = min(1e-2, max(1e-5, min(rough * 1e-4, math.sqrt(rough * 1e-3 / steps))))
-    accountant = PLDAccountant(value_discretization_interval=interval)
+    rough, exact = _rdp(history, delta, INTEGER_ORDERS), _without_rounding(history, delta)
+    if rough > LARGEST_PLD or exact is None:
+        # by the same library
+        accountant = dp_accounting.rdp.RdpAccountant()
+        return float(accountant.compose(compose(events)).get_epsilon(delta))
+    accountant = PLDAccountant(value_discretization_interval=max(1e-5, min(rough * 1e-4, _interval(history, rough))))
     with np.errstate(over="ignore"):  # of a ratio that it compares
-        epsilon = float(accountant.compose(compose(events)).get_epsilon(delta))
+        epsilon = float(accountant.compose(compose(events)).get_epsilon(exact))
     return _number(epsilon, f"epsilon at delta {delta:g} (PLD)")
+
+
+def _interval(history: Sequence[tuple[float, float, int]], epsilon: float) -> float:
+    """Distance of losses on a grid, whose error in epsilon is about steps * interval^2: a thousandth of epsilon."""
+    return min(1e-2, math.sqrt(epsilon * 1e-3 / sum(steps for _, _, steps in history)))
+
+
+def _without_rounding(history: Sequence[tuple[float, float, int]], delta: float) -> float | None:
+    """What is left of delta for a numerical composition; None if rounding may cost more than half of it."""
+    left = delta - ROUNDING * sum(steps for _, _, steps in history)
+    return left if left >= delta / 2 else None
 
 
 def group_epsilon(events: Sequence[DpEvent], delta: float, group_size: int) -> float:
@@ -169,14 +196,16 @@ def group_epsilon(events: Sequence[DpEvent], delta: float, group_size: int) -> f
     history = poisson_gaussian_steps(compose(events))
     if group_size == 1 or not history or _has_no_noise(history):
         return _prv(history, delta)
-    # a coarser grid is looser, never too low; a thousandth of what is expected costs little of either
-    interval = min(1e-2, max(1e-4, _rdp(history, delta) * group_size * 1e-3))
+    # a coarser grid is looser, never too low
+    interval = max(1e-5, _interval(history, _rdp(history, delta) * group_size))
     losses = [
         _group_loss(noise_multiplier, sample_rate, group_size, interval).self_compose(steps)
         for noise_multiplier, sample_rate, steps in history
     ]
     together = reduce(lambda one, other: one.compose(other), losses)
-    return _number(float(together.get_epsilon_for_delta(delta)), f"epsilon of {group_size} images at delta {delta:g}")
+    exact = _without_rounding(history, delta)
+    found = math.inf if exact is None else float(together.get_epsilon_for_delta(exact))
+    return _number(found, f"epsilon of {group_size} images at delta {delta:g}")
 
 
 def _group_loss(noise_multiplier: float, sample_rate: float, group_size: int, interval: float) -> Any:
@@ -304,20 +333,25 @@ def _prv_of_rows(history: tuple[tuple[float, float, int], ...], delta: float) ->
     if not history:
         return 0.0
     rough = _rdp(history, delta, INTEGER_ORDERS)
-    # by more orders, which take longer, it may be less
-    if rough > LARGEST_NUMERICAL and (rough := _rdp(history, delta)) > LARGEST_NUMERICAL:
+    exact = _without_rounding(history, delta)
+    if rough > LARGEST_NUMERICAL or exact is None:
+        # by more orders, which take longer, it may be less
+        rough = _rdp(history, delta)
+    if rough > LARGEST_NUMERICAL or exact is None:
         return rough
     # the numerical error is part of the bound: small against epsilon itself, but not so small for large ones that time
     # and memory grow without end
     error = max(1e-3, min(0.01, rough / 50), rough / 1000)
-    bound = min(_prv_within(history, delta, error), rough)
+    points = 2 * _domain_size(history, exact / 1000, 0.0) * _fineness(history, exact / 1000)
+    if points / error > LARGEST_DOMAIN:
+        return min(rough, _rdp(history, delta))
+    bound = min(_prv_within(history, exact, error), rough)
     # RDP told too much, as it does where epsilon is small or very large
-    points = 2 * _domain_size(history, delta / 1000, 0.0) * _fineness(history, delta / 1000)
     better = max(LARGEST_ERROR * bound / 2, points / MOST_POINTS)
     if error > LARGEST_ERROR * bound and better < error / 2:
         # rounding may be too coarse for it, and the first bound holds
         with contextlib.suppress(InputError):
-            bound = min(bound, _prv_within(history, delta, better))
+            bound = min(bound, _prv_within(history, exact, better))
     return bound
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from rapid.data.units import ONE_IMAGE, ONE_PERSON
 from rapid.dp.accounting import (
+    agrees,
     group_epsilon,
     pld_epsilon,
     prv_epsilon,
@@ -25,10 +26,6 @@ from rapid.rounding import as_typed, rounded_up
 
 SOLVED_AGAIN = 1e-3
 """Relative tolerance for the epsilon of one budget on different machines."""
-LARGEST_CHECKED = 100.0
-"""Epsilon above which PLD gives no finite number; such an epsilon protects hardly anyone."""
-DISAGREEMENT = 0.02
-"""Tolerance for the second accountant's epsilon to exceed the first one's, both relative and absolute."""
 
 
 class Budget(BaseModel):
@@ -115,11 +112,8 @@ class Budget(BaseModel):
         first = self.spent
         if not math.isfinite(first):
             raise PrivacyRefused("epsilon is not finite: a release has no noise; nothing was spent")
-        if first > LARGEST_CHECKED:
-            return
         second = self.spent_pld
-        # a NaN fails this comparison, too
-        if not second <= first * (1 + DISAGREEMENT) + DISAGREEMENT:
+        if not agrees(first, second):
             raise PrivacyRefused(
                 f"two accountants disagree (PRV: epsilon {rounded_up(first, 6)}, PLD: {rounded_up(second, 6)}, at "
                 f"delta {as_typed(self.delta)}); nothing was spent. Report these numbers, and use another --delta or "

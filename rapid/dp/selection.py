@@ -15,7 +15,8 @@ from dp_accounting import DpEvent
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rapid.data.units import ONE_IMAGE
-from rapid.dp.budget import DISAGREEMENT, SOLVED_AGAIN, Budget, calibrate
+from rapid.dp.accounting import agrees
+from rapid.dp.budget import SOLVED_AGAIN, Budget, calibrate
 from rapid.dp.events import OneOfDpEvent, compose
 from rapid.dp.releases import DpSgdSpec, QuerySpec, check_budget
 from rapid.dp.renyi import library_epsilon, renyi_epsilon
@@ -113,8 +114,7 @@ class Selection(BaseModel):
             PrivacyRefused: it finds more, or no number.
         """
         found = library_epsilon(self.event, self.delta)
-        # a NaN fails this comparison, too
-        if not found <= self.spent * (1 + DISAGREEMENT) + DISAGREEMENT:
+        if not agrees(self.spent, found):
             raise PrivacyRefused(
                 f"two accountants disagree (epsilon {rounded_up(self.spent, 6)} and {rounded_up(found, 6)}, at "
                 f"delta {as_typed(self.delta)}); nothing was spent. Report these numbers, and use another --delta"

@@ -204,13 +204,15 @@ class Charge:
         self, limit: RenyiFilter, entries: Sequence[Entry], charged: Sequence[Entry], wanted: Sequence[Spent]
     ) -> None:
         events = [*_events(charged), *(release.dp_event for release in wanted)]
+        plan = _plan(entries, self.run) or list(wanted)
+        as_planned = _within(plan, [*_releases(charged), *wanted])
         if limit.admits(events):
-            if _may_go_on_by_composition(limit, entries, charged) not in (None, self.run):
+            first = _may_go_on_by_composition(limit, entries, charged)
+            if first is not None and not (first == self.run and as_planned):
                 raise PrivacyRefused(_taken(limit))
             return
         together = limit.spent(events)
-        plan = _plan(entries, self.run) or list(wanted)
-        alone = all(entry.run == self.run for entry in charged) and _within(plan, [*_releases(charged), *wanted])
+        alone = all(entry.run == self.run for entry in charged) and as_planned
         if alone and limit.delta >= MIN_DELTA:
             together = prv_epsilon(events, limit.delta)
             if together <= limit.epsilon * (1 + TOLERANCE):

@@ -17,9 +17,9 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from rapid.bundle import Bundle
 from rapid.data.classes import UNDECLARED_NOTE
-from rapid.dp.accounting import accountant_name, pld_accountant_name, pld_epsilon, prv_epsilon
+from rapid.dp.accounting import accountant_name, agrees, pld_accountant_name, pld_epsilon, prv_epsilon
 from rapid.dp.attempts import counted, steps_of
-from rapid.dp.budget import DISAGREEMENT, LARGEST_CHECKED, SOLVED_AGAIN
+from rapid.dp.budget import SOLVED_AGAIN
 from rapid.dp.events import check_known, compose, event_from_json, has_selection, poisson_gaussian_steps
 from rapid.dp.filter import RenyiFilter
 from rapid.dp.ledger import Entry, Ledger, Limit, Spent, TamperedLedger
@@ -151,7 +151,7 @@ def statement_rules(policy: Policy, statement: Statement, found: Recomputed) -> 
     claimed, delta = statement.epsilon, statement.delta
     # a NaN fails these comparisons
     first = found.prv <= claimed * (1 + SOLVED_AGAIN)
-    second = claimed > LARGEST_CHECKED or found.pld <= claimed * (1 + DISAGREEMENT) + DISAGREEMENT
+    second = agrees(claimed, found.pld)
     least = 1 / statement.dataset_size
     others = sorted({one.noise_source for one in statement.releases} - {CRYPTOGRAPHIC})
     undeclared = UNDECLARED_NOTE in statement.notes

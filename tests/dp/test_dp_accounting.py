@@ -96,6 +96,28 @@ def test_a_large_epsilon_is_not_understated(noise: float) -> None:
     assert pld_epsilon([gaussian_event(noise)], delta) >= 0.999 * exact
 
 
+@pytest.mark.parametrize("accountant", [prv_epsilon, pld_epsilon])
+@pytest.mark.parametrize(("noise", "steps"), [(0.5, 300_000), (1.0, 300_000), (4.0, 150_000), (1.0, 1000)])
+def test_rounding_in_many_steps_is_part_of_a_small_delta(
+    accountant: Callable[[list[DpEvent], float], float], noise: float, steps: int
+) -> None:
+    """Steps with all images are together one Gaussian release."""
+    found, exact = accountant([dp_sgd_event(noise * math.sqrt(steps), 1.0, steps)], 1e-10), exact_gaussian(noise, 1e-10)
+    assert exact <= found <= 1.15 * exact
+
+
+@pytest.mark.parametrize("steps", [1, 1000, 30_000])
+def test_many_steps_of_a_group_are_not_overstated(steps: int) -> None:
+    found = group_epsilon([dp_sgd_event(2 * math.sqrt(steps), 1.0, steps)], 1e-6, 2)
+    assert exact_gaussian(1.0, 1e-6) <= found <= 1.02 * exact_gaussian(1.0, 1e-6)
+
+
+def test_an_image_that_is_hit_rarely_and_hard() -> None:
+    """PRV's domain would take gigabytes."""
+    for event, delta in ((dp_sgd_event(0.1, 1e-7, 10_000), 1e-6), (dp_sgd_event(0.1, 1e-6, 1000), 1e-6)):
+        assert prv_epsilon([event], delta) >= 0.99 * pld_epsilon([event], delta)
+
+
 @pytest.mark.parametrize("noise", [1e-150, 1e-300])
 def test_noise_that_float64_cannot_square_is_none(noise: float) -> None:
     events = [dp_sgd_event(noise, 0.5, 3)]

@@ -239,8 +239,10 @@ def test_a_first_run_that_was_stopped_leaves_no_choice(tmp_path: Path) -> None:
     attempt.begin("first", 1)
     attempt.settle()
     assert spent(ledger.path).epsilon < 0.8
-    with pytest.raises(PrivacyRefused, match="resume that run, or raise the limit"):
-        Charge(ledger, "a" * 32, "other", ASKED).begin([trained(8.021, 1.0, "first")])
+    # nor does the run itself with another plan
+    for run in ("other", "one"):
+        with pytest.raises(PrivacyRefused, match="resume that run, or raise the limit"):
+            Charge(ledger, "a" * 32, run, ASKED).begin([trained(8.021, 1.0, "first")])
     starts = {"first": Saved("first", 1, "ab" * 32), "second": Saved("second", 0, "")}
     Charge(ledger, "a" * 32, "one", ASKED).begin(plan, starts)
     # a limit whose filter admits the whole plan and the other run leaves the choice
