@@ -168,8 +168,8 @@ def _stage_size(found: StageAudit) -> str:
     )
     return (
         f"if all noise were half of what is claimed, {found.canaries} canaries would show epsilon at least "
-        f"{rounded_down(found.with_half_the_noise)}, which does not refute {rounded_up(found.claimed, 6)}; {advice}. Only the "
-        "tests of the steps say something about this claim"
+        f"{rounded_down(found.with_half_the_noise)}, which does not refute {rounded_up(found.claimed, 6)}; {advice}. "
+        "Only the tests of the steps say something about this claim"
     )
 
 
@@ -240,6 +240,6 @@ def _size(game: Audit) -> str:
         else f"about {needed:,} could (--canaries {needed})"
     )
     return (
-        f"the game with {game.canaries} canaries could not have refuted epsilon {rounded_up(game.claimed, 6)}, even if there "
-        f"were no noise at all; {advice}. Only the tests of the steps say something about this claim"
+        f"the game with {game.canaries} canaries could not have refuted epsilon {rounded_up(game.claimed, 6)}, even if "
+        f"there were no noise at all; {advice}. Only the tests of the steps say something about this claim"
     )
