@@ -23,6 +23,16 @@ def rounded_down(value: float, digits: int = 3) -> str:
     return _rounded(value, digits, ROUND_FLOOR)
 
 
+def percent_up(value: float) -> str:
+    """A share in percent with one decimal, never below it: "73.2%"."""
+    return _percent(value, ROUND_CEILING)
+
+
+def percent_down(value: float) -> str:
+    """The same, never above it."""
+    return _percent(value, ROUND_FLOOR)
+
+
 def as_typed(value: float) -> str:
     """A requested number with all its digits, as a user types it: "1", "0.5", "1e-05"."""
     return _text(Decimal(repr(float(value)))) if math.isfinite(value) else repr(float(value))
@@ -33,6 +43,10 @@ def up_to_places(value: float, places: int) -> float:
     if not math.isfinite(value):
         return value
     return float(Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-places), ROUND_CEILING))
+
+
+def _percent(value: float, direction: str) -> str:
+    return f"{100 * Decimal(repr(float(value))).quantize(Decimal('0.001'), direction):.1f}%"
 
 
 def _rounded(value: float, digits: int, direction: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from rapid.bundle.card import privacy_in_words
-from rapid.rounding import rounded_down, rounded_up
+from rapid.rounding import percent_down, percent_up, rounded_down, rounded_up
 
 WORDS = {"pass": "yes", "fail": "no", "not measured": "not measured"}
 
@@ -22,6 +22,8 @@ def render(content: Mapping[str, Any]) -> str:
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["percent"] = lambda value: f"{value:.1%}"
+    environment.filters["percent_up"] = percent_up
+    environment.filters["percent_down"] = percent_down
     environment.filters["count"] = lambda value: f"{value:,}"
     environment.filters["up"] = lambda value: "no number" if value is None else rounded_up(value, 4)
     environment.filters["down"] = lambda value: rounded_down(value, 4)

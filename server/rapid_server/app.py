@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import FileResponse, Response
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from rapid.sampling.generator import Generator
 
 STATIC = Path(__file__).parent / "static"
+REVALIDATED = {"Cache-Control": "no-cache"}
+"""Header of the page's files: after an update none may be mixed with older ones."""
 
 
 def create_app(served: Mapping[str, Generator | Classifier], settings: ServerSettings) -> FastAPI:
@@ -51,7 +53,7 @@ def create_app(served: Mapping[str, Generator | Classifier], settings: ServerSet
         settings: limits, tokens, origins and batch size.
     """
     metrics = Metrics()
-    models = ModelRegistry(served)
+    models = ModelRegistry(served, settings.max_steps)
     classifiers = {name: one for name, one in served.items() if isinstance(one, Classifier)}
     generators = {name: one for name, one in served.items() if not isinstance(one, Classifier)}
     engine = Engine(
@@ -118,8 +120,7 @@ def _add_middleware(app: FastAPI, settings: ServerSettings, metrics: Metrics) ->
 
 def _add_description(app: FastAPI, models: ModelRegistry, engine: Engine, limits: schemas.Limits) -> None:
     info = schemas.Info(
-        **models.default.info.model_dump(),
-        **limits.model_dump(),
+        **models.default.info.model_dump() | limits.model_dump(),
         models=[model.info for model in models.models.values()],
     )
 
@@ -175,17 +176,22 @@ def _add_monitoring(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 def _add_pages(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return FileResponse(STATIC / "index.html")
+        return FileResponse(STATIC / "index.html", headers=REVALIDATED)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return FileResponse(STATIC / "docs.html")
+        return FileResponse(STATIC / "docs.html", headers=REVALIDATED)
 
     app.mount("/static", _Files(directory=STATIC), name="static")
 
 
 class _Files(StaticFiles):
     """Static files; an impossible file name is not found, instead of an error."""
+
+    def file_response(self, *arguments: Any, **options: Any) -> Response:
+        response = super().file_response(*arguments, **options)
+        response.headers.update(REVALIDATED)
+        return response
 
     def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
         try:

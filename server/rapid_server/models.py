@@ -23,6 +23,7 @@ class Model:
     Args:
         name: by which requests select it.
         served: the model itself.
+        max_steps: of the server.
 
     Attributes:
         name: as given.
@@ -36,7 +37,7 @@ class Model:
         info: response of `GET /info`.
     """
 
-    def __init__(self, name: str, served: Generator | Classifier) -> None:
+    def __init__(self, name: str, served: Generator | Classifier, max_steps: int) -> None:
         self.name = name
         self.classifies = isinstance(served, Classifier)
         self.classes = served.classes
@@ -51,6 +52,7 @@ class Model:
             image_shape=list(self.image_shape),
             task="classification" if self.classifies else "generation",
             steps=0 if isinstance(served, Classifier) else served.steps,
+            max_steps=0 if isinstance(served, Classifier) else min(served.max_steps, max_steps),
             privacy=self.privacy,
             privacy_in_words=_in_words(served.bundle),
             sha256=self.sha256,
@@ -76,10 +78,13 @@ def _in_words(bundle: Bundle) -> str:
 
 
 class ModelRegistry:
-    """All models by name, in `models`; `default` is the first. Requests that name none get the first that fits."""
+    """All models by name, in `models`, with at most `max_steps` steps in a request; `default` is the first.
 
-    def __init__(self, served: Mapping[str, Generator | Classifier]) -> None:
-        self.models = {name: Model(name, one) for name, one in served.items()}
+    Requests that name none get the first that fits.
+    """
+
+    def __init__(self, served: Mapping[str, Generator | Classifier], max_steps: int) -> None:
+        self.models = {name: Model(name, one, max_steps) for name, one in served.items()}
         self.default = next(iter(self.models.values()))
 
     @property

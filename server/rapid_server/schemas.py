@@ -96,7 +96,7 @@ class GenerateRequest(BaseModel):
 class PredictRequest(BaseModel):
     """The JSON body of `POST /predict`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"images": ["iVBORw0KGgo..."]}]})
 
     images: Annotated[list[StrictStr], Field(min_length=1, description="PNG files in base64")]
     model: Annotated[
@@ -208,6 +208,7 @@ class ModelInfo(BaseModel):
     image_shape: list[int] = Field(description="height, width, and 3 for colour")
     task: Literal["generation", "classification"] = Field(description="what the model does")
     steps: int = Field(description="sampling steps of a request that names none; 0 for a classifier")
+    max_steps: int = Field(description="most steps in one request; 0 for a classifier")
     privacy: dict[str, Any] | None = Field(description="epsilon, delta, ...; null for a model of public images alone")
     privacy_in_words: str
     sha256: str = Field(description="digest of the bundle, also in each PNG")
@@ -218,7 +219,7 @@ class Info(ModelInfo):
     """The response of `GET /info`: the default model, which is the first, and all models."""
 
     max_count: int = Field(description="most images in one request")
-    max_steps: int = Field(description="most steps in one request")
+    max_steps: int = Field(description="most steps in one request, of any model; a model may have less")
     models: list[ModelInfo]
 
 

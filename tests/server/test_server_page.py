@@ -13,15 +13,19 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 from fastapi import FastAPI
+from methods.tiny import TINY
 from PIL import Image
 from playwright.sync_api import expect
 from tests_browser import Visit, done, generate, pixels, saved, wait_until
 from tests_support import assert_same_images
 
-from rapid.methods import open_generator
+from rapid.data.private import PrivateImages
+from rapid.methods import apply_overrides, open_generator
 from rapid.sampling.generate import generate as make_samples
 from rapid.sampling.generator import Generator
+from rapid.stages.private import train_private_bundle
 
 PHONE = {"width": 360, "height": 740}
 
@@ -155,9 +159,21 @@ def test_the_large_view(visit: Visit, url: str, client: httpx.Client) -> None:
         page.locator("#view-after").click()
         page.keyboard.press("ArrowRight")
         expect(view.get_by_role("heading")).to_have_text("Image 2, class 2")
+        # neither a click between its parts closes it, nor a selection that ends beside it
+        box = view.bounding_box()
+        assert box is not None
+        page.mouse.click(box["x"] + 4, box["y"] + 4)
+        page.mouse.move(box["x"] + 8, box["y"] + 8)
+        page.mouse.down()
+        page.mouse.move(box["x"] - 8, box["y"] + 8)
+        page.mouse.up()
+        expect(view).to_be_visible()
         page.keyboard.press("Escape")
         expect(view).to_be_hidden()
         expect(page.get_by_role("button", name="Synthetic image 2, class 2")).to_be_focused()
+        page.keyboard.press("Enter")
+        page.mouse.click(box["x"] - 8, box["y"] + 8)
+        expect(view).to_be_hidden()
 
 
 DRAWN = """async () => {
@@ -175,6 +191,33 @@ def test_a_public_model_with_private_ones_behind_it(
     with serving(application({"base": built_on_synthetic})) as client, visit(str(client.base_url)) as page:
         expect(page.locator("#statement")).to_contain_text("made by the private model 'private' (rapid, epsilon 10")
         expect(page.locator("#meaning-list")).to_contain_text("Private images were used by other models only,")
+
+
+def test_a_model_without_public_images_claims_none(
+    visit: Visit, application: Any, serving: Any, digits: Path, tmp_path: Path
+) -> None:
+    """And one that makes an image in one call has no steps to choose."""
+    settings = apply_overrides(TINY["dp-gan"]["settings"] | {"method": "dp-gan"}, [])
+    train_private_bundle(
+        None, PrivateImages(digits), tmp_path / "gan", settings, epsilon=10.0, delta=None, device=torch.device("cpu"),
+        resume=False,
+    )  # fmt: skip
+    gan = open_generator(tmp_path / "gan", "cpu")
+    with serving(application({"gan": gan})) as client, visit(str(client.base_url)) as page:
+        expect(page.locator("#meaning-list")).to_contain_text("The guarantee.")
+        expect(page.locator("#meaning-list")).not_to_contain_text("public images")
+        expect(page.locator("#steps")).to_be_hidden()
+        generate(page, 3, seed="1")
+        done(page, "^3 images, seed 1")
+
+
+def test_the_files_of_the_page_are_asked_for_anew(client: httpx.Client) -> None:
+    """After an update none is mixed with older ones; unchanged ones are not sent again."""
+    for path in ("/", "/docs", "/static/page.js", "/static/style.css"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["Cache-Control"]) == (200, "no-cache")
+    again = client.get("/static/page.js", headers={"If-None-Match": client.get("/static/page.js").headers["ETag"]})
+    assert (again.status_code, again.headers["Cache-Control"]) == (304, "no-cache")
 
 
 def test_a_choice_of_models(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from playwright.sync_api import Route, expect
 from rapid_server.auth import hash_token, new_token
 from tests_browser import Visit, done, generate, saved, wait_until
 
+from rapid.methods import open_model
 from rapid.pictures import encode_png
 
 
@@ -24,6 +26,7 @@ def test_a_wrong_field_is_told_beside_the_form(visit: Visit, url: str) -> None:
             ("count", "1.5", "Images: enter a whole number from 1 to 300."),
             ("seed", "-1", f"Seed: enter a whole number from 0 to {2**63 - 1}, or leave it empty."),
             ("seed", f"{2**63}", f"Seed: enter a whole number from 0 to {2**63 - 1}, or leave it empty."),
+            ("seed", f"{2**63 - 1}0", f"Seed: enter a whole number from 0 to {2**63 - 1}, or leave it empty."),
             ("steps", "201", "Steps: enter a whole number from 1 to 200."),
         ):
             fields = {"count": "1", "seed": "", "steps": "", field: value}
@@ -103,7 +106,9 @@ def test_a_stream_that_breaks_off_and_an_image_without_a_neighbour(visit: Visit,
     with visit(url) as page:
         page.route(
             "**/generate",
-            lambda route: route.fulfill(body="\n".join([*lines, '{"typ']), headers={"X-Rapid-Seed": "5"}),
+            lambda route: route.fulfill(
+                body="\n".join([*lines, '{"typ']), headers={"X-Rapid-Seed": "5", "Content-Type": "application/x-ndjson"}
+            ),
         )
         generate(page, 3)
         expect(page.locator("#error")).to_have_text("The connection was lost. 1 image of 3 arrived, and is kept.")
@@ -114,6 +119,38 @@ def test_a_stream_that_breaks_off_and_an_image_without_a_neighbour(visit: Visit,
         expect(page.locator("#large-title")).to_have_text("Image 2, class <b>&")
         expect(page.locator("#origin")).to_have_text(re.compile("^It started from noise alone"))
         expect(page.locator("#neighbour")).to_be_hidden()
+
+
+def test_another_answer_or_another_model_is_told(visit: Visit, url: str) -> None:
+    """The images before stay, and the page takes the new model's statement."""
+    with visit(url) as page:
+        generate(page, 2, seed="1")
+        done(page, "^2 images, seed 1")
+        page.route("**/generate", lambda route: route.fulfill(body="<html>", headers={"Content-Type": "text/html"}))
+        generate(page, 1)
+        expect(page.locator("#error")).to_contain_text("The response is not one of rapid serve.")
+        page.unroute("**/generate")
+        headers = {"X-Rapid-Seed": "5", "Content-Type": "application/x-ndjson", "X-Rapid-Sha256": "0" * 64}
+        page.route("**/generate", lambda route: route.fulfill(body='{"type": "start"}\n', headers=headers))
+        with page.expect_response("**/info"):
+            generate(page, 1)
+        expect(page.locator("#error")).to_contain_text("another model of this name now")
+        done(page, "^2 images, seed 1")
+        expect(page.locator(".cell")).to_have_count(2)
+
+
+def test_a_server_of_classifiers_says_so(visit: Visit, application: Any, serving: Any, classifier_bundle: Path) -> None:
+    classifier = open_model(classifier_bundle, "cpu")
+    with serving(application({"which": classifier})) as client, visit(str(client.base_url)) as page:
+        expect(page.locator("#error")).to_contain_text("This server only classifies images")
+        expect(page.locator("#name")).to_have_text("which")
+        expect(page.locator("#statement th", has_text="Epsilon").first).to_be_visible()
+        expect(page.locator("#retry")).to_be_hidden()
+        page.goto(f"{client.base_url}/docs")
+        examples = page.locator("pre")
+        expect(examples.filter(has_text="predict").filter(has_text="--data-binary @image.png")).to_have_count(1)
+        expect(examples.filter(has_text="predict").filter(has_text='{"images"')).to_have_count(1)
+        expect(examples.filter(has_text="v1/models/MODEL")).to_have_count(1)
 
 
 def test_a_token_is_asked_for_where_the_server_wants_one(visit: Visit, application: Any, serving: Any) -> None:

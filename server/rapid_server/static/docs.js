@@ -61,10 +61,14 @@ function parameters(given) {
     [element("code", one.name), words(one.schema), `${one.required ? "" : "(optional) "}in the ${one.in}`]));
 }
 
-// A curl command; parameters in the path are 0.
-function command(method, path, body, type) {
-  const address = new URL(path.replace(/^\//, "").replace(/\{[^}]+\}/g, "0"), document.baseURI).href;
-  const parts = [`curl ${address}`];
+// The address of an operation; whole numbers in the path are 0, other parameters their name in capitals.
+function address(path, parameters = []) {
+  const value = (name) => (resolve(parameters.find((one) => one.name === name)?.schema)?.type === "integer" ? "0" : name.toUpperCase());
+  return new URL(path.replace(/^\//, "").replace(/\{([^}:]+)[^}]*\}/g, (_, name) => value(name)), document.baseURI).href;
+}
+
+function command(method, url, body, type) {
+  const parts = [`curl ${url}`];
   if (method !== "get") parts.push("-H 'Content-Type: application/json'", `-d '${JSON.stringify(body)}'`);
   if (type && method !== "get") parts.push(`-H 'Accept: ${type}' ${KEPT[type] ?? ""}`.trim());
   else if (KEPT[type]) parts.push(KEPT[type]);
@@ -88,12 +92,14 @@ function operation(method, path, content) {
   if (asked) made.append(element("h3", "Body (JSON)"), fields(asked));
   made.append(element("h3", "Try it"));
   const types = Object.keys(content.responses[200]?.content ?? {});
+  const url = address(path, content.parameters);
   for (const example of asked?.examples ?? [null]) {
-    made.append(code(command(method, path, example, types.includes(JSON_TYPE) ? null : types[0])));
+    made.append(code(command(method, url, example, types.includes(JSON_TYPE) ? null : types[0])));
   }
   for (const type of asked ? types : []) {
-    if (type !== JSON_TYPE) made.append(code(command(method, path, asked.examples?.[0], type)));
+    if (type !== JSON_TYPE) made.append(code(command(method, url, asked.examples?.[0], type)));
   }
+  if (content.requestBody?.content["image/png"]) made.append(code(`curl ${url} -H 'Content-Type: image/png' --data-binary @image.png`));
   const statuses = Object.entries(content.responses).map(([status, response]) => [
     element("code", status),
     marked(response.description === "Successful Response" ? "Success" : response.description),

@@ -15,6 +15,14 @@ export class Wrong extends Error {
   }
 }
 
+/** The server has no model that makes images; `model` is its first classifier. */
+export class NoGenerator extends Error {
+  constructor(model) {
+    super("This server only classifies images: send them to POST /predict, see HTTP interface.");
+    this.model = model;
+  }
+}
+
 /** The selected model, as /info describes it. */
 export const chosenModel = () => info.models[Number(model.value) || 0];
 
@@ -38,20 +46,22 @@ export function showModel() {
   boxes.classList.toggle("wide", chosen.classes.some((name) => name.length > 4));
   classes.hidden = chosen.classes.length === 0;
   steps.placeholder = `${chosen.steps} (default)`;
+  steps.max = chosen.max_steps;
+  byId("steps-most").textContent = chosen.max_steps.toLocaleString("en");
+  // a model of one call has no choice
+  steps.closest(".field").hidden = chosen.max_steps < 2;
   showClasses();
 }
 
 /** Takes the response of /info. */
 export function fill(answer) {
   info = { ...answer, models: answer.models.filter((one) => one.task === "generation") };
-  if (!info.models.length) throw new Error("This server classifies images and makes none: send them to POST /predict, which /docs describes.");
+  if (!info.models.length) throw new NoGenerator(answer.models[0]);
   model.replaceChildren(...info.models.map((one, place) => Object.assign(element("option", one.model), { value: place })));
   byId("models").hidden = info.models.length < 2;
   count.max = info.max_count;
   if (Number(count.value) > info.max_count) count.value = info.max_count;
-  steps.max = info.max_steps;
   byId("count-most").textContent = info.max_count.toLocaleString("en");
-  byId("steps-most").textContent = info.max_steps.toLocaleString("en");
   showModel();
 }
 
@@ -81,14 +91,14 @@ export function request() {
   if (!/^[0-9]{0,19}$/.test(digits) || (digits && BigInt(digits) > LARGEST_SEED)) {
     throw new Wrong(seed, `Seed: enter a whole number from 0 to ${LARGEST_SEED}, or leave it empty.`);
   }
-  const own = steps.value === "" && !steps.validity.badInput;
+  const own = chosen.max_steps < 2 || (steps.value === "" && !steps.validity.badInput);
   const labels = picked.length ? Array.from({ length: images }, (_, place) => picked[place % picked.length]) : null;
   const fields = {
     model: JSON.stringify(chosen.model),
     count: images,
     labels: JSON.stringify(labels),
     seed: digits ? BigInt(digits) : "null",
-    steps: own ? "null" : whole(steps, "Steps", info.max_steps),
+    steps: own ? "null" : whole(steps, "Steps", chosen.max_steps),
   };
   const body = `{${Object.entries(fields).map(([name, value]) => `"${name}":${value}`).join(",")}}`;
   return { body, model: chosen, count: images, classes: picked.length || chosen.classes.length };

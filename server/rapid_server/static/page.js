@@ -9,10 +9,10 @@ import { Run } from "./run.js";
 import { lines } from "./stream.js";
 import { ask, hasToken } from "./token.js";
 import * as view from "./view.js";
-import { images, problem, UNREACHABLE } from "./words.js";
+import { images, problem, STRANGE, UNREACHABLE } from "./words.js";
 import { zip } from "./zip.js";
 
-const [error, generate, cancel, results, again, pack] = ["error", "generate", "cancel", "results", "again", "zip"].map(byId);
+const [error, generate, cancel, results, grid, again, pack] = ["error", "generate", "cancel", "results", "grid", "again", "zip"].map(byId);
 
 let loaded = false;
 let run = null; // its images are on the page
@@ -27,8 +27,7 @@ function fail(words, field) {
   if (words && !field) error.scrollIntoView({ block: "nearest" });
 }
 
-function showModel() {
-  const model = form.chosenModel();
+function showModel(model) {
   const [height, width] = model.image_shape;
   document.title = `${model.model}: synthetic images`;
   byId("name").textContent = model.model;
@@ -44,11 +43,12 @@ async function load() {
     const response = await ask("info");
     if (!response.ok) throw new Error(await problem(response));
     form.fill(await response.json());
-    showModel();
+    showModel(form.chosenModel());
     loaded = true;
   } catch (reason) {
-    fail(reason instanceof TypeError ? UNREACHABLE : reason.message);
-    byId("retry").hidden = false;
+    fail(reason instanceof TypeError ? UNREACHABLE : reason instanceof SyntaxError ? STRANGE : reason.message);
+    if (reason instanceof form.NoGenerator) showModel(reason.model);
+    else byId("retry").hidden = false;
   }
   generate.setAttribute("aria-disabled", String(!loaded));
 }
@@ -57,7 +57,7 @@ function busy(controller) {
   running = controller;
   generate.setAttribute("aria-disabled", String(Boolean(running)));
   results.classList.toggle("busy", Boolean(running));
-  results.setAttribute("aria-busy", String(Boolean(running)));
+  grid.setAttribute("aria-busy", String(Boolean(running))); // not the whole section: its status must be heard
   again.hidden = pack.hidden = Boolean(running) || !run?.done;
 }
 
@@ -67,6 +67,13 @@ function kept() {
 
 // Shows images as they arrive; returns the error that ended the response early, or "".
 async function receive(response, asked) {
+  if (!response.headers.get("Content-Type")?.startsWith("application/x-ndjson")) return STRANGE;
+  const digest = response.headers.get("X-Rapid-Sha256");
+  if (digest && digest !== asked.model.sha256) {
+    await response.body.cancel();
+    await load();
+    return "The server has another model of this name now, which the page has loaded. Generate again.";
+  }
   run = new Run(asked.model, response.headers.get("X-Rapid-Seed"), asked.count, asked.classes); // a number in JSON would lose digits
   gallery.show(run, (image) => view.open(image, run, gallery.focusOn));
   for await (const found of lines(response)) {
@@ -107,6 +114,7 @@ async function make(asked) {
   if (run !== before) {
     run.finish();
     gallery.settle();
+    view.more();
   }
   progress.end(ended(signal.aborted, run !== before, asked.count));
   busy(null);
@@ -120,7 +128,8 @@ function ended(cancelled, begun, count) {
 }
 
 function summary() {
-  return run.done ? `${images(run.done)}, seed ${run.seed}. Click one to enlarge it.` : "No images arrived.";
+  const whose = byId("models").hidden ? "" : ` of ${run.info.model}`;
+  return run.done ? `${images(run.done)}${whose}, seed ${run.seed}. Click one to enlarge it.` : "No images arrived.";
 }
 
 byId("form").addEventListener("submit", (event) => {
@@ -138,7 +147,8 @@ byId("form").addEventListener("submit", (event) => {
     wrong.field.focus();
   }
 });
-byId("model").addEventListener("change", () => { form.showModel(); showModel(); });
+byId("model").addEventListener("change", () => { form.showModel(); showModel(form.chosenModel()); });
+for (const name of ["count", "seed", "steps"]) byId(name).addEventListener("input", (event) => event.target.removeAttribute("aria-invalid"));
 byId("retry").addEventListener("click", load);
 cancel.addEventListener("click", () => running?.abort());
 again.addEventListener("click", () => form.useSeed(run.seed));
@@ -146,8 +156,13 @@ pack.addEventListener("click", () => save(zip(run.files), run.zipName));
 byId("details").addEventListener("click", async (event) => {
   if (!hasToken()) return; // a plain link sends no token
   event.preventDefault();
-  const response = await ask("info");
-  if (response.ok) save(await response.blob(), "info.json");
+  try {
+    const response = await ask("info");
+    if (response.ok) save(await response.blob(), "info.json");
+    else fail(await problem(response));
+  } catch {
+    fail(UNREACHABLE);
+  }
 });
 
 load();

@@ -3,6 +3,8 @@
 import { element } from "./element.js";
 import { number, numerals, rounded } from "./words.js";
 
+const DETAILS = ["event", "packages"]; // long; the model details have them
+
 function factor(epsilon) {
   const value = Math.exp(epsilon);
   if (value >= 1e6) return ["e", element("sup", number(epsilon))];
@@ -12,8 +14,11 @@ function factor(epsilon) {
 // Less noise is less privacy: the noise multiplier is rounded down, all else up.
 function text(value, name) {
   if (typeof value === "number") return numerals(value, name === "noise_multiplier" ? -1 : 1);
-  if (value === null || typeof value !== "object") return [String(value)];
-  const parts = Object.entries(value).flatMap(([key, part]) => [", ", `${key.replaceAll("_", " ")} `, ...text(part, key)]);
+  if (value === null) return ["none"];
+  if (typeof value !== "object") return [String(value)];
+  const named = (key) => (Array.isArray(value) ? "" : `${key.replaceAll("_", " ")} `);
+  const parts = Object.entries(value).filter(([key]) => !DETAILS.includes(key))
+    .flatMap(([key, part]) => [Array.isArray(value) ? "; " : ", ", named(key), ...text(part, key)]);
   return parts.slice(1);
 }
 
@@ -39,6 +44,14 @@ function point(title, ...parts) {
 
 const MARKED = point("Every PNG states its origin.", "A text chunk says that it is synthetic, which model made it, and the ε and δ of that model if it has any.");
 
+// What is true of the public images behind a model, of which there may be none.
+function unprotected(words, bundle) {
+  if (!bundle.public) return [];
+  const shown = "knowledge_base" in bundle.components
+    ? " Where an image started from a public one, its enlarged view shows that one." : "";
+  return [point("The public images have no protection.", words + shown)];
+}
+
 /** What the guarantee of a model covers and what it does not, as list items. */
 export function meaning({ privacy, bundle }) {
   if (privacy === null) {
@@ -46,8 +59,7 @@ export function meaning({ privacy, bundle }) {
       bundle.public?.origins?.length
         ? point("Private images were used by other models only,", "which made some of the images behind this one. Their guarantees are stated below.")
         : point("No private image was used,", "so there is nothing private to protect, and no guarantee is stated."),
-      point("The public images have no protection.", "An image may closely resemble one of them. The enlarged view of an image shows " +
-        "the public image that it started from."),
+      ...unprotected("An image may closely resemble one of them.", bundle),
       MARKED.cloneNode(true),
     ];
   }
@@ -65,7 +77,7 @@ export function meaning({ privacy, bundle }) {
       : "People with several of the private images are protected less."),
     point("What it does not hide.", "What is true of the private images as a whole, such as what a class looks like: showing that is the purpose of synthetic images. " +
       `The number of ${person ? "people" : "private images"} and the names of the classes count as public.`),
-    point("The public images have no protection.", "The model also learned from public images. The enlarged view of an image shows the one that it started from."),
+    ...unprotected("The model also learned from public images.", bundle),
     point("Not for facts about single cases.", "A synthetic image is not a record of a real case, and it shows rare features of the private images worst."),
     MARKED.cloneNode(true),
   ];
@@ -82,6 +94,6 @@ export function statement({ privacy, privacy_in_words }) {
     ["Unit", privacy.unit],
     ["Accountant", privacy.accountant],
   ].filter(([, ...value]) => value.every((part) => part !== undefined));
-  const all = Object.entries(privacy).map(([key, value]) => [key.replaceAll("_", " "), ...text(value, key)]);
+  const all = Object.entries(privacy).filter(([key]) => !DETAILS.includes(key)).map(([key, value]) => [key.replaceAll("_", " "), ...text(value, key)]);
   return [words, table(main), element("details", "", element("summary", "All the numbers"), table(all))];
 }

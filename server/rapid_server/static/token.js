@@ -36,6 +36,7 @@ function complain(words) {
 function entered() {
   asking ??= new Promise((resolve) => {
     field.value = "";
+    dialog.returnValue = ""; // of an earlier time
     dialog.showModal();
     field.focus();
     dialog.addEventListener("close", () => { asking = null; resolve(dialog.returnValue === "entered"); }, { once: true });

@@ -45,9 +45,11 @@ async function showNeighbour() {
     origin.textContent = "It started from noise alone: no public image was retrieved.";
     return;
   }
+  // not the one of another image, which would be compared with this one
+  source(neighbour, null);
   origin.textContent = "Loading the public image that it started from…";
   try {
-    const response = await ask(`entries/${image.entry}?model=${encodeURIComponent(run.info.model)}`, { signal });
+    const response = await ask(`entries/${image.entry}?model=${encodeURIComponent(run.info.model)}&sha256=${run.info.sha256}`, { signal });
     const blob = response.ok ? await response.blob() : null;
     const words = response.ok ? "" : await problem(response);
     if (signal.aborted) return;
@@ -110,7 +112,14 @@ dialog.addEventListener("keydown", (event) => {
   if (event.key === "ArrowLeft") go(-1);
   if (event.key === "ArrowRight") go(1);
 });
-dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+// A click beside the dialog closes it, but not the end of a selection that began within.
+let pressed = false;
+function beside(event) {
+  const box = dialog.getBoundingClientRect();
+  return event.target === dialog && (event.clientX < box.left || event.clientX > box.right || event.clientY < box.top || event.clientY > box.bottom);
+}
+dialog.addEventListener("pointerdown", (event) => { pressed = beside(event); });
+dialog.addEventListener("click", (event) => { if (pressed && beside(event)) dialog.close(); });
 dialog.addEventListener("close", () => {
   looking?.abort();
   source(large, null);

@@ -52,4 +52,6 @@ export async function problem(response) {
   return words.replace(/\.$/, "") + end;
 }
 
+export const STRANGE = "The response is not one of rapid serve. Is there a proxy that answers for it?";
+
 export const UNREACHABLE = "The server cannot be reached. Is it still running?";
