@@ -13,6 +13,8 @@ from rapid.runtime import choose_device
 
 MODES = {"new_key": (), "verify": ("public_key", "model", "policy")}
 """Flags that go with another mode than the writing of a report."""
+DEFAULTS = {"seed": 0, "device": "auto"}
+"""Of flags that are never None."""
 
 
 def release(options: argparse.Namespace) -> None:
@@ -82,8 +84,6 @@ def _verify(options: argparse.Namespace) -> None:
 
 def _alone(options: argparse.Namespace, mode: str) -> None:
     """Refuse flags that have no effect in this mode."""
-    others = ("new_key", "verify", "policy", "out", "private", "classes", "ledger", "synthetic", "count", "members",
-              "non_members", "public", "audit", "epsilon", "key", "public_key", "model")  # fmt: skip
-    for field in others:
-        if field not in (mode, *MODES[mode]) and getattr(options, field) not in (None, []):
+    for field, value in vars(options).items():
+        if field not in (mode, *MODES[mode], "run", "command") and value not in (None, [], False, DEFAULTS.get(field)):
             raise InputError(field, f"does not go with --{mode.replace('_', '-')}; leave it out")

@@ -149,7 +149,7 @@ def _automatic(options: argparse.Namespace) -> PrivateChoice | None:
     if options.minutes is None:
         return None
     people = _people(options) is not None
-    return TimedSteps(options.base, options.out, tuple(options.overrides), options.minutes, print, people)
+    return TimedSteps(options.base, tuple(options.overrides), options.minutes, print, people)
 
 
 def settings_chosen(options: argparse.Namespace) -> bool:

@@ -48,7 +48,11 @@ class Training(Section):
     steps: int = Field(1000, ge=1)
     batch_size: int = Field(128, ge=2)
     learning_rate: float = Field(1e-3, gt=0)
-    warmup_steps: int = Field(50, ge=0, description="linear rise of the learning rate; it falls to 0 by a cosine")
+    warmup_steps: int = Field(
+        50,
+        ge=0,
+        description="linear rise of the learning rate, at most half of the steps; then it falls to 0 by a cosine",
+    )
     ema_decay: float = Field(0.999, ge=0, lt=1)
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
@@ -106,7 +110,9 @@ class AugmentSettings(Section):
 class AugmentationSettings(Section):
     """Random views of the public images, the public sets in equal parts: more variety where there are few images."""
 
-    training: int = Field(0, ge=0, description="views of D_pre for the denoiser; 0: the images as they are")
+    training: int = Field(
+        0, ge=0, description="views of D_pre for the autoencoder and the denoiser; 0: the images as they are"
+    )
     reference: int = Field(0, ge=0, description="views of D_ref in the knowledge base; 0: the images as they are")
     augment: AugmentSettings = AugmentSettings()
 
@@ -295,7 +301,7 @@ class DpSgdSettings(PrivateSettings):
 class SamplingSettings(Section):
     """How many candidates are drawn for an image, and how many at a time."""
 
-    attempts: int = Field(8, ge=1, description="candidates for an image, on average and at most; 1: no probe")
+    attempts: int = Field(8, ge=1, description="candidates for an image, at most on average; 1: no probe")
     batch_size: int = Field(256, ge=1)
 
 

@@ -1,4 +1,4 @@
-"""Declared classes: the names of a private set's classes are given by the user, not taken from its labels.
+"""Classes: those of a private set are declared by the user, not taken from its labels; sets are matched by their names.
 
 The list of classes is published with the model. Taken from the labels, it would tell whether the only image of a class
 was there.
@@ -9,8 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rapid.errors import InputError
+
+if TYPE_CHECKING:
+    from rapid.data.image_set import ImageSet
 
 UNDECLARED = (
     "the number of classes of --private is taken from its labels and is published with the model: it is not protected, "
@@ -60,6 +67,28 @@ def checked(names: Sequence[str], field: str, value: object = None) -> tuple[str
     if len(set(names)) < len(names):
         raise InputError(field, "has a name twice", value)
     return tuple(names)
+
+
+def matched_labels(images: ImageSet, classes: Sequence[str], field: str, whose: str) -> NDArray[np.int64]:
+    """Labels of images, int64 (N,), as indices into other classes, which are matched by name.
+
+    Args:
+        images: labelled.
+        classes: the others.
+        field: the argument that gave the images; for messages.
+        whose: the others' owner, such as "the model"; for messages.
+
+    Raises:
+        InputError: there are images of a class that is not among the others.
+    """
+    assert images.labels is not None
+    number_of = {name: number for number, name in enumerate(classes)}
+    found = np.array([number_of.get(name, -1) for name in images.classes], np.int64)[images.labels]
+    if (found < 0).any():
+        name = images.classes[int(images.labels[found < 0][0])]
+        problem = f"has the class '{name}', which {whose} does not have (it has {', '.join(classes[:20])})"
+        raise InputError(field, f"{problem}; classes are matched by name", images.source)
+    return found
 
 
 def class_folders(path: Path) -> list[Path]:

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache, reduce
 from importlib import metadata
-from typing import Any
+from typing import Any, NamedTuple
 
 import dp_accounting
 import numpy as np
@@ -71,9 +71,17 @@ def group_accountant_name() -> str:
     return f"PLD of a mixture of Gaussians (dp-accounting {metadata.version('dp-accounting')})"
 
 
-def composition_name(events: Sequence[DpEvent]) -> str:
-    """Name and version of the accountant that `prv_epsilon` takes for these events."""
-    return renyi_accountant_name() if has_selection(compose(events)) else accountant_name()
+def rdp_accountant_name() -> str:
+    """Name and version of the accountant where numerical composition is not reliable, for privacy statements."""
+    return f"RDP (opacus {metadata.version('opacus')})"
+
+
+def composition_name(events: Sequence[DpEvent], delta: float) -> str:
+    """Name and version of the accountant that `prv_epsilon` takes for these events at this delta."""
+    if has_selection(compose(events)):
+        return renyi_accountant_name()
+    numerical = _prv_of_rows(tuple(poisson_gaussian_steps(compose(events))), delta).numerical
+    return accountant_name() if numerical else rdp_accountant_name()
 
 
 def prv_epsilon(events: Sequence[DpEvent], delta: float) -> float:
@@ -323,28 +331,35 @@ class _Rdp(_Prv):
 
 def _prv(history: Sequence[tuple[float, float, int]], delta: float) -> float:
     """`prv_epsilon` of rows (noise_multiplier, sample_rate, steps)."""
-    return _prv_of_rows(tuple(history), delta)
+    return _prv_of_rows(tuple(history), delta).epsilon
+
+
+class _Composed(NamedTuple):
+    """Epsilon, and whether it is that of the numerical composition, not of Renyi divergences."""
+
+    epsilon: float
+    numerical: bool = True
 
 
 @lru_cache(maxsize=256)  # calibration and statements ask for the same rows again
-def _prv_of_rows(history: tuple[tuple[float, float, int], ...], delta: float) -> float:
+def _prv_of_rows(history: tuple[tuple[float, float, int], ...], delta: float) -> _Composed:
     if _has_no_noise(history):
-        return math.inf
+        return _Composed(math.inf)
     if not history:
-        return 0.0
+        return _Composed(0.0)
     rough = _rdp(history, delta, INTEGER_ORDERS)
     exact = _without_rounding(history, delta)
     if rough > LARGEST_NUMERICAL or exact is None:
         # by more orders, which take longer, it may be less
         rough = _rdp(history, delta)
     if rough > LARGEST_NUMERICAL or exact is None:
-        return rough
+        return _Composed(rough, numerical=False)
     # the numerical error is part of the bound: small against epsilon itself, but not so small for large ones that time
     # and memory grow without end
     error = max(1e-3, min(0.01, rough / 50), rough / 1000)
     points = 2 * _domain_size(history, exact / 1000, 0.0) * _fineness(history, exact / 1000)
     if points / error > LARGEST_DOMAIN:
-        return min(rough, _rdp(history, delta))
+        return _Composed(min(rough, _rdp(history, delta)), numerical=False)
     bound = min(_prv_within(history, exact, error), rough)
     # RDP told too much, as it does where epsilon is small or very large
     better = max(LARGEST_ERROR * bound / 2, points / MOST_POINTS)
@@ -352,7 +367,7 @@ def _prv_of_rows(history: tuple[tuple[float, float, int], ...], delta: float) ->
         # rounding may be too coarse for it, and the first bound holds
         with contextlib.suppress(InputError):
             bound = min(bound, _prv_within(history, exact, better))
-    return bound
+    return _Composed(bound)
 
 
 def _domain_size(history: Sequence[tuple[float, float, int]], delta_error: float, eps_error: float) -> float:

@@ -66,7 +66,7 @@ def balance(entries: Sequence[Entry], dataset: str) -> Balance:
     Raises:
         PrivacyRefused: an accountant gives no number.
     """
-    limit, runs = _limit(entries, dataset), counted(entries, dataset)
+    limit, runs = limit_of(entries, dataset), counted(entries, dataset)
     asked = min((entry.delta for entry in entries if entry.dataset == dataset), default=1.0)
     # of an older rapid, below what its accountant can compute
     delta = limit.delta if limit else max(asked, MIN_DELTA)
@@ -75,7 +75,7 @@ def balance(entries: Sequence[Entry], dataset: str) -> Balance:
     composed = filtered if filtered is not None and delta < MIN_DELTA else prv_epsilon(events, delta)
     counting = composed if filtered is None else min(filtered, composed) if alone else filtered
     found = None if limit is None else Limit(limit.epsilon, limit.delta)
-    return Balance(dataset, found, runs, delta, counting, filtered, composed, composition_name(events), alone)
+    return Balance(dataset, found, runs, delta, counting, filtered, composed, composition_name(events, delta), alone)
 
 
 def balances(entries: Sequence[Entry]) -> list[Balance]:
@@ -119,7 +119,7 @@ class Charge:
             self._check_owner(entries, starts)
             own = [entry for entry in entries if entry.run == self.run]
             number = 1 + max((entry.attempt for entry in own), default=0)
-            limit = _limit(entries, self.dataset)
+            limit = limit_of(entries, self.dataset)
             if limit is not None and wanted:
                 charged = counted(entries, self.dataset, superseded=self.run)
                 self._check_limit(limit, entries, charged, wanted)
@@ -154,7 +154,7 @@ class Charge:
             number = 1 + max((entry.attempt for entry in own), default=0)
             goes_on = may_go_on(own, release.name, state)
             wanted = [] if goes_on else [release]
-            limit = _limit(entries, self.dataset)
+            limit = limit_of(entries, self.dataset)
             if limit is not None and wanted:
                 self._check_limit(limit, entries, counted(entries, self.dataset, superseded=self.run), wanted)
             # `spend` follows at once: from here on it is charged, whatever happens
@@ -211,12 +211,13 @@ class Charge:
             if first is not None and not (first == self.run and as_planned):
                 raise PrivacyRefused(_taken(limit))
             return
-        together = limit.spent(events)
         alone = all(entry.run == self.run for entry in charged) and as_planned
         if alone and limit.delta >= MIN_DELTA:
-            together = prv_epsilon(events, limit.delta)
-            if together <= limit.epsilon * (1 + TOLERANCE):
+            composed = prv_epsilon(events, limit.delta)
+            if composed <= limit.epsilon * (1 + TOLERANCE):
                 return
+            raise PrivacyRefused(_refusal_of_first(limit, composed))
+        together = limit.spent(events)
         raise PrivacyRefused(_refusal(limit, limit.spent(_events(charged)), together, _prv_text(events, limit.delta)))
 
 
@@ -231,7 +232,8 @@ def set_limit(ledger: Ledger, dataset: str, limit: Limit) -> Balance:
         return balance(transaction.entries, dataset)
 
 
-def _limit(entries: Sequence[Entry], dataset: str) -> RenyiFilter | None:
+def limit_of(entries: Sequence[Entry], dataset: str) -> RenyiFilter | None:
+    """The limit of a data set, with the order of its filter; None without one."""
     limits = [entry for entry in entries if entry.kind == "limit" and entry.dataset == dataset]
     return RenyiFilter.of(limits[-1].epsilon, limits[-1].delta, limits[-1].order) if limits else None
 
@@ -283,6 +285,14 @@ def _taken(limit: RenyiFilter) -> str:
         f"the limit of this data set is epsilon {as_typed(limit.epsilon)} at delta {rounded_up(limit.delta)}, and all "
         "of it is reserved for the first run, even if that run was stopped; resume that run, or raise the limit with "
         "rapid ledger limit"
+    )
+
+
+def _refusal_of_first(limit: RenyiFilter, composed: float) -> str:
+    return (
+        f"the limit of this data set is epsilon {as_typed(limit.epsilon)} at delta {rounded_up(limit.delta)}, and this "
+        f"first run would spend {rounded_up(composed)}; ask for a smaller --epsilon, or raise the limit with rapid "
+        "ledger limit"
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid.data import ImageSet
-from rapid.errors import InputError
+from rapid.data.classes import matched_labels
 from rapid.evaluate.reference import Reference
 
 SURE = 0.9
@@ -29,15 +29,7 @@ def network_labels(images: ImageSet, field: str, reference: Reference) -> NDArra
     Raises:
         InputError: there are images of a class that the network does not know.
     """
-    assert images.labels is not None
-    known = {name: number for number, name in enumerate(reference.facts.classes)}
-    place = np.array([known.get(name, -1) for name in images.classes], np.int64)[images.labels]
-    if (place < 0).any():
-        name = images.classes[int(images.labels[place < 0][0])]
-        words = ", ".join(reference.facts.classes[:20])
-        problem = f"has the class '{name}', which the network of --features does not know (it has {words})"
-        raise InputError(field, f"{problem}; classes are matched by name", images.source)
-    return place
+    return matched_labels(images, reference.facts.classes, field, "the network of --features")
 
 
 def measure_agreement(reference: Reference, synthetic: ImageSet, real: ImageSet) -> Json | None:

@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 import rapid
 from rapid.data import ImageSet, load_images, tell
+from rapid.data.classes import matched_labels
 from rapid.errors import InputError
 from rapid.evaluate.report import NOTICE
 from rapid.evaluate.sets import describe
@@ -205,13 +206,7 @@ def _labels(images: ImageSet, classes: Sequence[str]) -> NDArray[np.int64]:
     """The labels as indices into the classes of the model, int64 (n,)."""
     if images.labels is None:
         raise InputError("real", "has no labels, with which predictions are compared", images.source)
-    place = {name: number for number, name in enumerate(classes)}
-    missing = [name for n, name in enumerate(images.classes) if name not in place and (images.labels == n).any()]
-    if missing:
-        known = ", ".join(classes[:20])
-        problem = f"has the class '{missing[0]}', which the model does not have (it has {known})"
-        raise InputError("real", f"{problem}; classes are matched by name", images.source)
-    return np.array([place.get(name, -1) for name in images.classes], np.int64)[images.labels]
+    return matched_labels(images, classes, "real", "the model")
 
 
 def _short(name: str) -> str:

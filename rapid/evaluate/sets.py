@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rapid.config.sections import ImageSettings
 from rapid.data import ImageSet, fit_images, load_images
 from rapid.data.canvas import Canvas
+from rapid.data.classes import matched_labels
 from rapid.errors import InputError
 from rapid.evaluate.training import labels_of
 
@@ -92,15 +93,9 @@ def match_classes(train: ImageSet, test: ImageSet) -> NDArray[np.int64]:
     Raises:
         InputError: a set is unlabelled, or `test` has images of a class that `train` does not have.
     """
-    labels = labels_of(test)
+    labels_of(test)
     labels_of(train)
-    index = {name: number for number, name in enumerate(train.classes)}
-    missing = [name for number, name in enumerate(test.classes) if name not in index and (labels == number).any()]
-    if missing:
-        known = ", ".join(train.classes[:20])
-        problem = f"{train.source} has no class '{missing[0]}' (it has {known}); classes are matched by name"
-        raise InputError("", problem, test.source)
-    return np.array([index.get(name, -1) for name in test.classes], np.int64)[labels]
+    return matched_labels(test, train.classes, "", train.source)
 
 
 def first_of_each_class(images: ImageSet, count: int) -> list[tuple[str, NDArray[np.uint8]]]:

@@ -17,15 +17,16 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from rapid.bundle import Bundle
 from rapid.data.classes import UNDECLARED_NOTE
-from rapid.dp.accounting import accountant_name, agrees, pld_accountant_name, pld_epsilon, prv_epsilon
+from rapid.dp.accounting import agrees, composition_name, pld_accountant_name, pld_epsilon, prv_epsilon
 from rapid.dp.attempts import counted, steps_of
 from rapid.dp.budget import SOLVED_AGAIN
 from rapid.dp.events import check_known, compose, event_from_json, has_selection, poisson_gaussian_steps
 from rapid.dp.filter import RenyiFilter
-from rapid.dp.ledger import Entry, Ledger, Limit, Spent, TamperedLedger
+from rapid.dp.ledger import Entry, Ledger, Spent, TamperedLedger
 from rapid.dp.randomness import NOISE_SOURCES, Randomness
-from rapid.dp.renyi import candidates_of, library_epsilon, renyi_accountant_name
+from rapid.dp.renyi import candidates_of, library_epsilon
 from rapid.dp.selection import TUNE
+from rapid.dp.spending import limit_of
 from rapid.errors import InputError, RapidError
 from rapid.release.policy import Policy
 from rapid.release.rules import Rule, rule
@@ -128,9 +129,7 @@ class Recomputed:
         # of a chosen model the list is that of its own trial
         possible = candidates_of(tree) if isinstance(tree, RepeatAndSelectDpEvent) else (tree,)
         consistent = any(_rows(event) == _rows(listed) for event in possible)
-        names = (
-            (renyi_accountant_name(), LIBRARY) if has_selection(tree) else (accountant_name(), pld_accountant_name())
-        )
+        names = composition_name([tree], statement.delta), LIBRARY if has_selection(tree) else pld_accountant_name()
         return cls(_prv([tree], statement.delta), _second(statement), consistent, names)
 
     def record(self) -> Json:
@@ -208,7 +207,7 @@ class Account:
     lines: int
     dataset: str
     runs: tuple[Entry, ...]
-    limit: Limit | None
+    limit: RenyiFilter | None
     model_run: str
 
     @classmethod
@@ -220,9 +219,7 @@ class Account:
         """
         entries = ledger.entries()
         runs = tuple(counted(entries, dataset))
-        limits = [Limit(one.epsilon, one.delta) for one in entries if one.kind == "limit" and one.dataset == dataset]
-        limit = limits[-1] if limits else None
-        return cls(len(entries), dataset, runs, limit, _run_of(runs, statement))
+        return cls(len(entries), dataset, runs, limit_of(entries, dataset), _run_of(runs, statement))
 
     @property
     def events(self) -> list[DpEvent]:
@@ -238,8 +235,11 @@ class Account:
             more: what else will be released.
         """
         events = [*self.events, *more]
-        most = policy.ledger.max_epsilon or (self.limit.epsilon if self.limit else policy.max_epsilon)
-        return RenyiFilter.of(most, delta).spent(events), _prv(events, delta)
+        if self.limit is not None and policy.ledger.max_epsilon is None:
+            adaptive = RenyiFilter(self.limit.epsilon, delta, self.limit.order)
+        else:
+            adaptive = RenyiFilter.of(policy.ledger.max_epsilon or policy.max_epsilon, delta)
+        return adaptive.spent(events), _prv(events, delta)
 
     def record(self, policy: Policy, delta: float) -> Json:
         """The excerpt for the report."""
@@ -248,7 +248,7 @@ class Account:
             "intact": True,
             "lines": self.lines,
             "dataset": self.dataset,
-            "limit": self.limit._asdict() if self.limit else None,
+            "limit": {"epsilon": self.limit.epsilon, "delta": self.limit.delta} if self.limit else None,
             "model_run": self.model_run or None,
             "delta": delta,
             "epsilon": number(adaptive),

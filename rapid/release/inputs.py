@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rapid.bundle import Bundle
 from rapid.data import ImageSet, load_images
+from rapid.data.classes import matched_labels
 from rapid.data.private import PrivateImages
 from rapid.data.units import ONE_PERSON, plural
 from rapid.dp.ledger import default_path
@@ -151,8 +152,5 @@ def _open_images(path: Path, field: str, bundle: Bundle, *, labelled: bool = Tru
     found = load_images(path, field, target=bundle.config.image)
     if found.labels is None or not labelled or not bundle.classes:
         return replace(found, labels=None, classes=())
-    number_of = {name: number for number, name in enumerate(bundle.classes)}
-    if others := [name for name in found.classes if name not in number_of]:
-        raise InputError(field, f"has a class '{others[0]}', which the model does not know", path)
-    numbers = np.array([number_of[name] for name in found.classes], np.int64)
-    return replace(found, labels=numbers[found.labels], classes=bundle.classes)
+    labels = matched_labels(found, bundle.classes, field, "the model")
+    return replace(found, labels=labels, classes=bundle.classes)

@@ -65,6 +65,8 @@ def read_png(content: bytes, settings: ImageSettings, field: str) -> NDArray[np.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             image = Image.open(io.BytesIO(content), formats=["PNG"])
+    except MemoryError:
+        raise
     except Exception:
         raise InputError(field, "should be a PNG file") from None
     with image:
@@ -75,6 +77,8 @@ def read_png(content: bytes, settings: ImageSettings, field: str) -> NDArray[np.
             pixels = to_form(image).pixels
         except TooDeepError:
             raise InputError(field, "has 32 bits a channel; send 8 or 16") from None
+        except MemoryError:
+            raise
         except Exception:
             # Pillow raises many kinds of errors for damaged files
             raise InputError(field, "is a damaged PNG file") from None

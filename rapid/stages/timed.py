@@ -54,7 +54,6 @@ class TimedSteps:
 
     Attributes:
         base: public bundle of the run; None without one.
-        out: folder of the run.
         overrides: what the user set, as `section.name=value`.
         minutes: of wall time for the private stage.
         say: gets a line for the user.
@@ -62,7 +61,6 @@ class TimedSteps:
     """
 
     base: Path | None
-    out: Path
     overrides: tuple[str, ...]
     minutes: float
     say: Callable[[str], None]

@@ -55,7 +55,7 @@ class Checkpoint:
             return None
         try:
             state: dict[str, Any] = torch.load(self.path, weights_only=True, map_location="cpu")
-        except OSError:
+        except (OSError, MemoryError):
             raise
         except Exception as error:
             # torch raises many kinds of errors for damaged files, with messages of many lines

@@ -111,7 +111,7 @@ GENERATE = "generate --model {private} --count 2 --out {new}.npz"
         (EVALUATE.replace("{new}.json", "{tmp}/folder.json"), "is a folder"),
         (EVALUATE.replace("{letters}", "{tmp}/four.npz"), "--synthetic"),
         (EVALUATE.replace("{digits}", "{tmp}/four.npz"), "give at least 6"),
-        (EVALUATE, "has no class '0'"),
+        (EVALUATE, "has the class '0'"),
         (EVALUATE + " --train-real {digits}", "add --open-data"),
         (EVALUATE + " --classifiers small,vgg", "--classifiers vgg"),
         (EVALUATE + " --classifiers small,small", "one twice"),

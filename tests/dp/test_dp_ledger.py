@@ -208,7 +208,7 @@ def test_the_first_run_may_spend_the_limit_and_nothing_comes_after_it(tmp_path: 
     """No result could influence its plan, so numerical composition holds; the filter alone would refuse it."""
     ledger = Ledger(tmp_path / "ledger.jsonl")
     set_limit(ledger, "a" * 32, Limit(1.0, DELTA))
-    with pytest.raises(PrivacyRefused, match="this run would raise it to 1\\.0"):
+    with pytest.raises(PrivacyRefused, match="this first run would spend 1\\.0"):
         Charge(ledger, "a" * 32, "larger", ASKED).begin(gaussian(1.01))
     first = Charge(ledger, "a" * 32, "first", ASKED).begin(gaussian(0.98))
     found = spent(ledger.path)

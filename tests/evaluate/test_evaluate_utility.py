@@ -83,7 +83,7 @@ def test_classes_are_matched_by_name() -> None:
     assert np.trace(np.fliplr(network["confusion"])) == round(100 * network["accuracy"])
     shares = network["accuracy_by_class"]
     assert np.mean([shares["bright"], shares["dark"]]) == pytest.approx(network["accuracy"])
-    with pytest.raises(InputError, match="has no class 'grey'"):
+    with pytest.raises(InputError, match="has the class 'grey'"):
         measure_utility(train, replace(test, classes=("grey", "dark")), CPU, "synthetic")
     with pytest.raises(InputError, match="no labels"):
         measure_utility(train, replace(test, labels=None), CPU, "synthetic")

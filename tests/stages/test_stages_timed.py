@@ -92,10 +92,10 @@ def test_an_earlier_run_is_not_measured_again(tmp_path: Path, digits: Path) -> N
         )  # fmt: skip
 
     said: list[str] = []
-    first = train(TimedSteps(None, tmp_path / "out", DPDM, 0.02, said.append), resume=False)
+    first = train(TimedSteps(None, DPDM, 0.02, said.append), resume=False)
     assert first is not None
     assert len(said) == 1
-    again = train(_Unmeasured(None, tmp_path / "out", DPDM, 1.0, said.append), resume=True)
+    again = train(_Unmeasured(None, DPDM, 1.0, said.append), resume=True)
     assert again is not None
     assert again.config == first.config
     assert len(said) == 1
@@ -121,13 +121,13 @@ def test_warm_up_and_distillation_take_part_of_the_minutes(tmp_path: Path, tiny_
                  "private.distillation.sampling={steps: 3, batch_size: 16, attempts: 1}",
                  "private.distillation.training={steps: 10, batch_size: 20, warmup_steps: 1}"]  # fmt: skip
     settings = apply_overrides(tiny_settings.model_dump(mode="json"), overrides)
-    request = TimedSteps(None, tmp_path, (), 1.0, print)
+    request = TimedSteps(None, (), 1.0, print)
     found = request.private_settings(settings, None, 1.0, 0.5, tmp_path, first=False)
     assert isinstance(found.private, DpSgdSettings)
     other = (0.6 * 1000 + 2 * (0.3 * 240 + 0.6 * 200)) / 100
     assert found.private.steps == int((WORK * 60 - other * 0.5) / 0.5)
     with pytest.raises(InputError, match=r"too few: what comes beside DP-SGD takes about 0\.1 of them"):
-        TimedSteps(None, tmp_path, (), 0.05, print).private_settings(settings, None, 1.0, 0.5, tmp_path, first=False)
+        TimedSteps(None, (), 0.05, print).private_settings(settings, None, 1.0, 0.5, tmp_path, first=False)
 
 
 def test_what_comes_before_the_steps_is_not_measured(tiny_settings: RapidSettings) -> None:
@@ -156,7 +156,7 @@ def test_groups_and_people_are_measured_too() -> None:
 
 
 def test_a_method_without_steps_is_refused(tmp_path: Path) -> None:
-    settings, choice = MethodSettings(method="means"), TimedSteps(None, tmp_path, (), 1.0, print)
+    settings, choice = MethodSettings(method="means"), TimedSteps(None, (), 1.0, print)
     with pytest.raises(InputError, match="has no steps"):
         choice.measured(settings, CPU, 1)
     with pytest.raises(InputError, match="has no steps"):

@@ -204,5 +204,7 @@ def _shape_of_one(one: Encoded) -> tuple[int, ...] | None:
     try:
         with one.open() as image:
             return shape_of(image)
+    except MemoryError:
+        raise
     except Exception:  # as above
         return None

@@ -105,6 +105,8 @@ def _opened(parquet: ModuleType, path: Path, source: Source) -> Any:
     try:
         # without reading ahead: a part can be larger than memory
         return parquet.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER)
+    except MemoryError:
+        raise
     except Exception:  # pyarrow raises errors of several kinds, whose messages hold what is in the file
         raise source.error(f"a file {DAMAGED}", DAMAGED, path) from None
 
@@ -117,6 +119,8 @@ def _batches(parquet: ModuleType, path: Path, columns: list[str], source: Source
     while True:
         try:
             batch = next(batches, None)
+        except MemoryError:
+            raise
         except Exception:  # as above
             raise source.error(f"a file {DAMAGED}", DAMAGED, path) from None
         if batch is None:

@@ -93,7 +93,7 @@ def choose_private(settings: RapidSettings, facts: PublicFacts, epsilon: float, 
     first = f"{distillation['candidates']:,} candidates to distil; " if distillation else ""
     why = (
         f"private: {first}{steps} steps by N = {facts.dataset_size:,} and epsilon {epsilon:g}, of {batch} images on "
-        f"average, {multiplicity} {drawn} each; about {used:.0%} of the minutes by the measured time of a step"
+        f"average, {multiplicity} {drawn} each; about {used:.0%} of the time for DP-SGD, as measured"
     )
     return Choice({"private": private}, (why,))
 

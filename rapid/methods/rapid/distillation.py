@@ -26,8 +26,9 @@ from rapid.diffusion.losses import denoising_loss
 from rapid.methods.rapid.candidates import Candidates, draw_candidates, surest
 from rapid.methods.rapid.parts import Parts
 from rapid.methods.rapid.settings import When
-from rapid.methods.rapid.votes import Votes, image_features
+from rapid.methods.rapid.votes import Votes
 from rapid.nn import Autoencoder, Denoiser
+from rapid.probe.features import probe_features
 from rapid.training import Checkpoint
 from rapid.training.loss import Loss
 from rapid.training.public import train
@@ -129,7 +130,7 @@ def chosen_latents(
         assert parts.probe is not None
         # the density of candidates is that of all that the probe accepts, of which `keep` takes a part
         taken = np.flatnonzero(candidates.accepted)
-        features = image_features(parts.probe.to(device), candidates.images[taken], device)
+        features = probe_features(parts.probe.to(device), candidates.images[taken], device).cpu()
         weights = votes.weights(features, candidates.wanted[taken])[np.searchsorted(taken, rows)]
     totals = np.bincount(labels, weights, len(parts.classes))[labels]
     # where a class got no votes above the noise, all of it equally often

@@ -20,6 +20,7 @@ from rapid.diffusion.losses import denoising_loss, retrieval_noise
 from rapid.dp.objective import Objective
 from rapid.dp.randomness import Randomness
 from rapid.methods.rapid.neighbours import choose_neighbours
+from rapid.methods.rapid.networks import one_step_query
 from rapid.methods.rapid.search import Search, open_search
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser, TrajectoryEncoder
@@ -65,13 +66,9 @@ class Retriever:
 
         `pick`, float (n,) in [0, 1), chooses among the neighbours; None takes the nearest.
         """
-        t = torch.full((len(latents),), self.k, device=latents.device)
-        x_k = self.schedule.diffuse(latents, eps, t)
-        noise = self.denoiser(x_k, t, self.denoiser.null_labels(len(latents)))
-        denoised = self.schedule.denoise(x_k, noise, t)
-        queries = self.encoder(denoised)
+        queries = self.encoder(one_step_query(self.denoiser, self.schedule, latents, eps, self.k))
         indices = choose_neighbours(self._search, queries, self.neighbours, None if pick is None else pick.numpy())
-        return torch.from_numpy(self.knowledge_base.values(indices)).to(denoised.device)
+        return torch.from_numpy(self.knowledge_base.values(indices)).to(latents.device)
 
 
 class PrivateObjective(Objective):

@@ -27,6 +27,7 @@ from rapid.data import to_unit_range
 from rapid.dp.access import PrivateAccess
 from rapid.dp.releases import QuerySpec
 from rapid.methods.rapid.candidates import Candidates
+from rapid.probe.features import probe_features
 from rapid.probe.network import Probe
 from rapid.training import Checkpoint
 
@@ -37,7 +38,6 @@ MOST_CLUSTERS, CANDIDATES_OF_A_CLUSTER = 128, 8
 """Of a class, at most; of candidates that are accepted, on average at least."""
 LEAST_VARIANCE = 1e-4
 """Of a cluster, relative to the mean square of the features: candidates may be all alike."""
-BATCH = 500
 LEAST = 1e-300
 """Stands for 0 in a denominator."""
 
@@ -135,14 +135,6 @@ def likely_votes(counts: Tensor, drawn: Tensor, sizes: Tensor, noise: float) -> 
     return (usual + kept.clamp_min(0)[:, None] * apart).clamp_min(0)
 
 
-@torch.no_grad()
-def image_features(probe: Probe, images: NDArray[np.uint8], device: torch.device) -> Tensor:
-    """The probe's features of images, float32 (n, d) on the CPU."""
-    parts = (images[start : start + BATCH] for start in range(0, len(images), BATCH))
-    found = [probe.features(to_unit_range(part, device)).float().cpu() for part in parts]
-    return torch.cat(found) if found else torch.zeros(0, probe.prototypes.shape[1])
-
-
 def release_votes(
     access: PrivateAccess, probe: Probe, candidates: Candidates | None, checkpoint: Checkpoint | None
 ) -> Votes:
@@ -183,7 +175,7 @@ def cluster_candidates(probe: Probe, candidates: Candidates, most: int, device: 
         device: where to compute.
     """
     classes = candidates.probabilities.shape[1]
-    features = image_features(probe.to(device), candidates.images[candidates.accepted], device).numpy()
+    features = probe_features(probe.to(device), candidates.images[candidates.accepted], device).cpu().numpy()
     labels = candidates.wanted[candidates.accepted]
     found, variances = [], np.ones(classes)
     for number in range(classes):

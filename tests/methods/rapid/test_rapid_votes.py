@@ -27,11 +27,11 @@ from rapid.methods.rapid.votes import (
     Clusters,
     Votes,
     cluster_candidates,
-    image_features,
     likely_votes,
     release_votes,
     votes_spec,
 )
+from rapid.probe.features import probe_features
 from rapid.probe.network import Probe
 from rapid.stages.private import train_private_bundle
 from rapid.training import Checkpoint, RunFolder
@@ -81,7 +81,7 @@ def test_weights_are_the_ratio_of_the_densities(tmp_path: Path, probe: Probe) ->
     labels = np.repeat([0, 1], [120, 80]).astype(np.int64)
     votes = voted(tmp_path, probe, private, labels, 1e6)
     drawn = candidates(40)
-    weights = votes.weights(image_features(probe, drawn.images, CPU), drawn.wanted).reshape(4, 40).mean(1)
+    weights = votes.weights(probe_features(probe, drawn.images, CPU), drawn.wanted).reshape(4, 40).mean(1)
     # even at this epsilon the sums have some noise
     assert weights == pytest.approx(np.array([90, 30, 20, 60]) / 40, rel=0.1)
 
@@ -151,7 +151,7 @@ def test_leaving_out_one_image_hardly_moves_the_votes_of_others(probe: Probe) ->
     private, labels = images(700, 503), torch.arange(1203) % 2
     clusters = cluster_candidates(probe, candidates(40), 10, CPU)
     sums = [
-        clipped_rows(clusters.shares(image_features(probe, private[first:], CPU), labels[first:]), 1.0).sum(0)
+        clipped_rows(clusters.shares(probe_features(probe, private[first:], CPU), labels[first:]), 1.0).sum(0)
         for first in (0, 1)
     ]
     assert (sums[0] - sums[1]).norm() <= 1
@@ -163,14 +163,14 @@ def test_a_class_without_accepted_candidates_has_no_clusters(probe: Probe) -> No
     clusters = cluster_candidates(probe, none, 3, CPU)
     assert clusters.sizes.tolist() == [3, 0]
     assert clusters.centres.shape[:2] == (2, 3)
-    shares = clusters.shares(image_features(probe, drawn.images, CPU), torch.from_numpy(drawn.wanted))
+    shares = clusters.shares(probe_features(probe, drawn.images, CPU), torch.from_numpy(drawn.wanted))
     assert shares.sum(1).numpy() == pytest.approx(np.ones(80))
 
 
 def test_candidates_that_are_all_alike_share_votes(probe: Probe) -> None:
     one = np.repeat(images(1, 0), 40, 0)
     clusters = cluster_candidates(probe, Candidates(one, np.ones((40, 1), np.float32), np.zeros(40, np.int64)), 3, CPU)
-    shares = clusters.shares(image_features(probe, images(2, 2), CPU), torch.zeros(4, dtype=torch.int64))
+    shares = clusters.shares(probe_features(probe, images(2, 2), CPU), torch.zeros(4, dtype=torch.int64))
     assert shares.sum(1).numpy() == pytest.approx(np.ones(4))
 
 
@@ -217,7 +217,7 @@ def test_images_without_votes_are_not_trained_on(private: Bundle, tiny_settings:
     _, labels, weights = chosen_latents(parts, drawn, votes, CPU, 0)
     _, _, equal = chosen_latents(parts, drawn, None, CPU, 0)
     assert len(weights) == len(equal)
-    features = image_features(parts.probe, drawn.images[drawn.accepted], CPU)
+    features = probe_features(parts.probe, drawn.images[drawn.accepted], CPU)
     taken = votes.weights(features, drawn.wanted[drawn.accepted]) > 0
     assert sorted(weights[: taken.size] > 0) == sorted(taken)
     assert np.bincount(labels, weights) == pytest.approx(np.bincount(labels, equal))
