@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from rapid.data.fit import LUMA
-from rapid.mapped import blocks
+from rapid.mapped import blocks, empty
 
 SIDE = 16
 LENGTH = SIDE * SIDE
@@ -54,29 +54,45 @@ def thumbnails(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def near_duplicates(
     queries: NDArray[np.uint8], references: NDArray[np.uint8], advance: Callable[[int], None] | None = None
 ) -> NDArray[np.bool_]:
-    """Find the queries that are near-duplicates of a reference: their thumbnails correlate by LIKENESS or more.
+    """As `NearDuplicates(references).among(queries, advance)`."""
+    return NearDuplicates(references).among(queries, advance)
 
-    Formal guarantee: answer n is a function of query n and the references only; no rounding depends on the other
-    queries. Rounding changes a correlation by about 1e-4.
+
+class NearDuplicates:
+    """Finds thumbnails that are near-duplicates of a reference: they correlate by LIKENESS or more.
 
     Args:
-        queries: thumbnails, uint8 (N, 256).
-        references: thumbnails, uint8 (M, 256).
-        advance: called with the number of queries just done, N in total.
-
-    Returns:
-        bool (N,).
+        references: thumbnails, uint8 (M, 256); twice their size is held, mapped from a file if it is large.
     """
-    found = np.zeros(len(queries), np.bool_)
-    for start in range(0, len(queries), BLOCK):
-        rows = slice(start, start + BLOCK)
-        asked = _compared(queries[rows])
-        for other in range(0, len(references), BLOCK):
-            products = asked @ _compared(references[other : other + BLOCK]).T
-            found[rows] |= products.max(1) >= LIKENESS * NORM**2
-        if advance is not None:
-            advance(len(asked))
-    return found
+
+    def __init__(self, references: NDArray[np.uint8]) -> None:
+        self._references = empty((len(references), LENGTH), np.int16)
+        for start in range(0, len(references), BLOCK):
+            self._references[start : start + BLOCK] = _compared(references[start : start + BLOCK])
+
+    def among(self, queries: NDArray[np.uint8], advance: Callable[[int], None] | None = None) -> NDArray[np.bool_]:
+        """Find the queries that are near-duplicates.
+
+        Formal guarantee: answer n is a function of query n and the references only; no rounding depends on the other
+        queries. Rounding changes a correlation by about 1e-4.
+
+        Args:
+            queries: thumbnails, uint8 (N, 256).
+            advance: called with the number of queries just done, N in total.
+
+        Returns:
+            bool (N,).
+        """
+        found = np.zeros(len(queries), np.bool_)
+        for start in range(0, len(queries), BLOCK):
+            rows = slice(start, start + BLOCK)
+            asked = _compared(queries[rows])
+            for other in range(0, len(self._references), BLOCK):
+                products = asked @ self._references[other : other + BLOCK].astype(np.float32).T
+                found[rows] |= products.max(1) >= LIKENESS * NORM**2
+            if advance is not None:
+                advance(len(asked))
+        return found
 
 
 def _compared(part: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rapid.data.thumbnails import LIKENESS, SIDE, near_duplicates, thumbnails
+from rapid.data.thumbnails import LIKENESS, SIDE, NearDuplicates, thumbnails
 from rapid.data.units import ONE_IMAGE, ONE_PERSON, plural
 from rapid.dp.access import PrivateAccess
 from rapid.dp.accounting import prv_epsilon
@@ -75,8 +75,10 @@ def check_overlap(access: PrivateAccess, public: NDArray[np.uint8]) -> None:
             stacklevel=2,
         )
 
+    duplicates = NearDuplicates(public)
+
     def alike(images: Tensor) -> Tensor:
-        return torch.from_numpy(near_duplicates(thumbnails(images.numpy()), public))
+        return torch.from_numpy(duplicates.among(thumbnails(images.numpy())))
 
     count = access.count(NAME, alike, access.images)
     if count > REFUSED * release.noise_multiplier:
