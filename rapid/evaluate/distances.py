@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rapid.data import ImageSet
 from rapid.evaluate.comparisons import Compared, choose, compared_sets
 from rapid.evaluate.features import FeatureSpace
-from rapid.evaluate.fidelity import NEIGHBOURS, neighbourhoods
+from rapid.evaluate.fidelity import NEIGHBOURS, Balls
 from rapid.evaluate.inception import Inception, inception_features, inception_score
 from rapid.evaluate.sets import Sets
 from rapid.files import content_hash
@@ -46,10 +46,12 @@ def measure_fidelity(space: FeatureSpace, compared: dict[str, Compared], real: I
         "k": NEIGHBOURS,
         "sets": {name: one.title for name, one in compared.items()},
     }
+    with Progress("neighbours, test", len(vectors), "image") as progress:
+        balls = Balls(vectors, NEIGHBOURS, device, progress.advance)
     for name, (_, images) in compared.items():
         own = space.extract(images.images, f"features, {name}")
-        with Progress(f"neighbours, {name}", 2 * len(vectors) + len(own), "image") as progress:
-            measures = neighbourhoods(vectors, own, NEIGHBOURS, device, progress.advance)
+        with Progress(f"neighbours, {name}", len(vectors) + len(own), "image") as progress:
+            measures = balls.compared(own, progress.advance)
         found[name] = {
             "images": len(images),
             "real_images": len(real),
@@ -96,7 +98,8 @@ def measure_fid(network: Inception, weights: Path, sets: Sets, model: Generator 
     reference = sets.real if sets.train_real is None else sets.train_real
     # a model that distorts images has no frame to cut off
     size = sets.real_size if model is None or model.bundle.config.image.fit != "resize" else sets.form.size
-    real = inception_features(network, cropped(reference.images, size), device, "inception, reference")
+    pixels = cropped(reference.images, size)
+    real = inception_features(network, pixels, device, "inception, reference").astype(np.float64)
     compared = compared_sets(sets, model, device, against_training=training)
     found: Json = {
         "weights": weights.name,
@@ -106,14 +109,15 @@ def measure_fid(network: Inception, weights: Path, sets: Sets, model: Generator 
         "size": size,
         "sets": {name: one.title for name, one in compared.items()},
     }
+    with Progress("neighbours, reference", len(real), "image") as progress:
+        balls = Balls(real, OTHER_NEIGHBOURS, device, progress.advance)
     for name, (_, images) in compared.items():
         own = inception_features(network, cropped(images.images, size), device, f"inception, {name}")
-        rows = choose(len(own), FID_IMAGES)
-        with Progress(f"neighbours, {name}", 2 * len(real) + len(own), "image") as progress:
-            doubles = real.astype(np.float64), own.astype(np.float64)
-            near = neighbourhoods(*doubles, OTHER_NEIGHBOURS, device, progress.advance)
+        rows, doubles = choose(len(own), FID_IMAGES), own.astype(np.float64)
+        with Progress(f"neighbours, {name}", len(real) + len(own), "image") as progress:
+            near = balls.compared(doubles, progress.advance)
         found[name] = {
-            "fid": frechet_distance(doubles[1][rows], doubles[0]),
+            "fid": frechet_distance(doubles[rows], real),
             "fid_images": len(rows),
             "images": len(own),
             "precision": near.precision,

@@ -40,45 +40,79 @@ def neighbourhoods(
     device: torch.device | str = "cpu",
     advance: Callable[[int], None] | None = None,
 ) -> Neighbourhoods:
-    """Compute precision, recall, density and coverage. A vector on the border of a ball is outside, as in prdc.
+    """As `Balls(real, k, device, advance).compared(synthetic, advance)`."""
+    return Balls(real, k, device, advance).compared(synthetic, advance)
+
+
+class Balls:
+    """A ball around each real vector, up to its k-th neighbour, with which several sets can be compared.
 
     Args:
         real: float64 (N, d).
-        synthetic: float64 (M, d).
-        k: the neighbour that determines the radius, 1 <= k < min(N, M).
+        k: the neighbour that determines the radius, 1 <= k < N.
         device: where to compute.
-        advance: called with the number of rows just done, 2 N + M in total.
-
-    Edge cases:
-
-        equal sets                        precision, recall and coverage 1 unless more than k vectors coincide
-        more than k vectors coincide      their balls are empty
+        advance: called with the number of rows just done, N in total.
 
     Raises:
-        InputError: k is not smaller than the sets.
+        InputError: k is not smaller than the set.
     """
-    if not 1 <= k < min(len(real), len(synthetic)):
+
+    def __init__(
+        self,
+        real: Features,
+        k: int = NEIGHBOURS,
+        device: torch.device | str = "cpu",
+        advance: Callable[[int], None] | None = None,
+    ) -> None:
+        _check(k, len(real), "real")
+        self._k, self._device = k, device
+        self._centre = real.mean(0)
+        self._real = torch.from_numpy(real - self._centre).to(device)
+        self._radii = _radii(self._real, k, advance or _ignore)
+
+    def compared(self, synthetic: Features, advance: Callable[[int], None] | None = None) -> Neighbourhoods:
+        """Compute precision, recall, density and coverage. A vector on the border of a ball is outside, as in prdc.
+
+        Args:
+            synthetic: float64 (M, d), M > k.
+            advance: called with the number of rows just done, N + M in total.
+
+        Edge cases:
+
+            equal sets                        precision, recall and coverage 1 unless more than k vectors coincide
+            more than k vectors coincide      their balls are empty
+
+        Raises:
+            InputError: k is not smaller than the set.
+        """
+        _check(self._k, len(synthetic), "synthetic")
+        a, b = self._real, torch.from_numpy(synthetic - self._centre).to(self._device)
+        advance = advance or _ignore
+        synthetic_radii = _radii(b, self._k, advance)
+        balls = torch.zeros(len(b), dtype=torch.int64, device=b.device)
+        recalled, covered = 0, 0
+        for start, distances in _blocks(a, b):
+            inside = distances < self._radii[start : start + len(distances), None]
+            balls += inside.sum(0)
+            covered += int(inside.any(1).sum())
+            recalled += int((distances < synthetic_radii).any(1).sum())
+            advance(len(distances))
+        return Neighbourhoods(
+            precision=float((balls > 0).double().mean()),
+            recall=recalled / len(a),
+            density=float(balls.double().mean()) / self._k,
+            coverage=covered / len(a),
+        )
+
+
+def _check(k: int, count: int, whose: str) -> None:
+    if not 1 <= k < count:
         problem = f"precision, recall, density and coverage with k = {k} need at least {k + 1} images in each set"
-        raise InputError("", f"{problem}, not {len(real)} real and {len(synthetic)} synthetic ones; give more")
-    centre = real.mean(0)
-    a, b = (torch.from_numpy(x - centre).to(device) for x in (real, synthetic))
-    advance = advance or (lambda rows: None)
-    real_radii, synthetic_radii = _radii(a, k, advance), _radii(b, k, advance)
-    balls = torch.zeros(len(b), dtype=torch.int64, device=b.device)
-    recalled, covered = 0, 0
-    for start, distances in _blocks(a, b):
-        radii = real_radii[start : start + len(distances), None]
-        inside = distances < radii
-        balls += inside.sum(0)
-        covered += int(inside.any(1).sum())
-        recalled += int((distances < synthetic_radii).any(1).sum())
-        advance(len(distances))
-    return Neighbourhoods(
-        precision=float((balls > 0).double().mean()),
-        recall=recalled / len(a),
-        density=float(balls.double().mean()) / k,
-        coverage=covered / len(a),
-    )
+        raise InputError("", f"{problem}, not {count} {whose} ones; give more")
+
+
+def _ignore(rows: int) -> None:
+    """In the place of progress."""
 
 
 def _radii(x: Tensor, k: int, advance: Callable[[int], None]) -> Tensor:
