@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -72,6 +72,8 @@ PROBE: Tree = {"stages": 2, "features": 384}
 characters 95.0 and 88.3 % (94.0 and 88.5)."""
 SAMPLE = 10_000
 """Images that choices are made by."""
+PART = 500
+"""Of these images at a time."""
 RECORDS, QUERIES = 5000, 1000
 FEW_IMAGES = 100_000
 """Up to this number of public images, four random views of each are trained on."""
@@ -172,22 +174,38 @@ def _components(pixels: NDArray[np.uint8], patch: int) -> tuple[Tree, Tensor, fl
     Returns:
         Settings; normalised latents of a sample of the images, float (n, d), in random order; PSNR, dB.
     """
-    rows = F.pixel_unshuffle(to_unit_range(pixels[_order(len(pixels))]), patch).movedim(1, -1).double()
-    fitted, held = (part.flatten(0, -2) for part in (rows[::2], rows[1::2]))
-    if len(held) == 0:
+    order = _order(len(pixels))
+    if len(order) < 2:
         raise InputError("public", "holds too few images to choose settings by", len(pixels))
-    vectors = torch.linalg.eigh(fitted.T @ fitted)[1].flip(1)
-    energy = (held @ vectors).square().mean(0)
+    fitted, held = (_patch_moment(pixels[order[half::2]], patch) for half in (0, 1))
+    vectors = torch.linalg.eigh(fitted)[1].flip(1)
+    # mean squares of the held-out patches along each vector
+    energy = (vectors * (held @ vectors)).sum(0)
     # what is left out, summed from the end
     errors = [*energy.flip(0).cumsum(0).flip(0)[1:].tolist(), 0.0]
     size = vectors.shape[1]
     psnr = [10 * math.log10(4 * size / error) if error > 0 else math.inf for error in errors]
     good = next((count for count, value in enumerate(psnr, 1) if value >= FLOOR), size)
     count = min(size, max(4, -(-good // 4) * 4))
-    latents = rows @ vectors[:, :count]
+    latents = torch.cat([rows @ vectors[:, :count].float() for rows in _patches(pixels[order], patch)])
     deviation, mean = torch.std_mean(latents, (0, 1, 2), correction=0)
-    normalised = ((latents - mean) / deviation.clamp_min(1e-6)).flatten(1).float()
+    normalised = ((latents - mean) / deviation.clamp_min(1e-6)).flatten(1)
     return {"kind": "linear", "patch": patch, "latent_channels": count}, normalised, psnr[count - 1]
+
+
+def _patches(pixels: NDArray[np.uint8], patch: int) -> Iterator[Tensor]:
+    """The patches of images, float32 (n, h, w, channels * patch^2) for n images at a time."""
+    for start in range(0, len(pixels), PART):
+        yield F.pixel_unshuffle(to_unit_range(pixels[start : start + PART]), patch).movedim(1, -1)
+
+
+def _patch_moment(pixels: NDArray[np.uint8], patch: int) -> Tensor:
+    """Mean of the outer products of all patches, float64 (channels * patch^2, channels * patch^2)."""
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for part in _patches(pixels, patch):
+        rows = part.flatten(0, -2).double()
+        total, count = total + rows.T @ rows, count + len(rows)
+    return total / count
 
 
 def _retrieval(latents: Tensor, labels: NDArray[np.int64] | None) -> tuple[Tree, str]:
