@@ -220,15 +220,7 @@ def _outcome(steps: StepAudit) -> str:
 
 
 def _sharpness(steps: StepAudit) -> str:
-    """The largest deviation that any of the main tests would have missed."""
-    words = []
-    for what, name in (("noise", "noise: scale"), ("sensitivity", "one example"), ("sample rate", "sampling: rate")):
-        # few single counts are made: they have the noise of the sums, of which there are many
-        listed = [one for one in steps.findings if one.test.endswith(name) and one.subject != "counts"]
-        found = [one.detects for one in listed if one.detects]
-        # at sample rate 1 everyone is in every batch, and there is no rate to test
-        if found:
-            words.append(f"{what} off by {max(found):.1%}")
+    words = [f"{what} off by {share:.1%}" for what, share in steps.sharpness.items()]
     return f"found with 95% power in every network: {', '.join(words)}"
 
 

@@ -72,13 +72,13 @@ def load_images(
         found.images,
         None if found.labels is None else found.labels.numbers,
         () if found.labels is None else found.labels.names,
-        str(path),
-        found.labels is None or found.labels.declared,
-        found.units,
-        found.notes if show_paths else (),
-        found.origins if show_paths else (),
-        found.stored,
-        found.digests,
+        source=str(path),
+        declared=found.labels is None or found.labels.declared,
+        units=found.units,
+        notes=found.notes if show_paths else (),
+        origins=found.origins if show_paths else (),
+        stored=found.stored,
+        digests=found.digests,
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,6 @@ from rapid.release.accounts import Statement
 from rapid.release.policy import AuditPolicy
 from rapid.release.rules import Rule, rule
 
-MAIN_TESTS = {"noise": "noise: scale", "sensitivity": "one example", "sample rate": "sampling: rate"}
-"""Tests whose sharpness is told, by what they look at."""
 SHARP = ("noise", "sensitivity")
 """Of these, must be sharp; with a sample rate of 1 there is none to test."""
 PART = re.compile(r", (no examples|[0-9]+ examples|resumed)$")
@@ -35,17 +32,8 @@ PART = re.compile(r", (no examples|[0-9]+ examples|resumed)$")
 Json = dict[str, Any]
 
 
-class _Finding(BaseModel):
-    subject: str
-    test: str
-    p_value: float
-    observed: float
-    detects: float | None = None
-    where: str = ""
-
-
 class _StepTests(BaseModel):
-    findings: list[_Finding] = Field(min_length=1)
+    findings: tuple[Finding, ...] = Field(min_length=1)
     seconds: float
     false_alarm: float = Field(gt=0, lt=1)
 
@@ -95,8 +83,9 @@ def read_audit(path: Path) -> Json:
         problem = f"is of rapid {earlier.rapid}, and this is {rapid.__version__}; run the audit again"
         raise InputError("audit", problem, path)
     tests = earlier.step_tests
-    findings = tuple(Finding(**one.model_dump()) for one in tests.findings)
-    record = _record(StepAudit(findings, tests.seconds, tests.false_alarm), source="an earlier rapid audit --json")
+    record = _record(
+        StepAudit(tests.findings, tests.seconds, tests.false_alarm), source="an earlier rapid audit --json"
+    )
     game = {
         "claimed": earlier.claimed,
         "delta": earlier.delta,
@@ -147,21 +136,10 @@ def _record(steps: StepAudit, source: str) -> Json:
             }
             for one in steps.deviations
         ],
-        "detects": _sharpness(steps.findings),
+        "detects": steps.sharpness,
         "refuted": steps.refuted,
         "seconds": round(steps.seconds),
     }
-
-
-def _sharpness(findings: Sequence[Finding]) -> dict[str, float]:
-    """The largest relative deviation that any of the main tests would have missed, by what they look at."""
-    found = {}
-    for what, name in MAIN_TESTS.items():
-        # single counts are few, and have the same noise as the sums
-        listed = [one.detects for one in findings if one.test.endswith(name) and one.subject != "counts"]
-        if shares := [detects for detects in listed if detects]:
-            found[what] = max(shares)
-    return found
 
 
 def _finite(value: float) -> float | None:

@@ -14,6 +14,10 @@ NOMINAL = 1e-5
 """Level at which `Finding.detects` is stated: about `FALSE_ALARM` over the number of tests."""
 
 
+MAIN_TESTS = {"noise": "noise: scale", "sensitivity": "one example", "sample rate": "sampling: rate"}
+"""Ends of the names of the tests whose sharpness is told, by what they look at."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """Result of one test.
@@ -64,6 +68,18 @@ class StepAudit:
     def refuted(self) -> bool:
         """Whether the mechanism does not do what it claims."""
         return bool(self.deviations)
+
+    @property
+    def sharpness(self) -> dict[str, float]:
+        """The largest relative deviation that any of the main tests would have missed, by what they look at."""
+        found = {}
+        for what, name in MAIN_TESTS.items():
+            # single counts are few, and have the noise of the sums, of which there are many
+            listed = [one.detects for one in self.findings if one.test.endswith(name) and one.subject != "counts"]
+            # at sample rate 1 everyone is in every batch, and there is no rate to test
+            if shares := [detects for detects in listed if detects]:
+                found[what] = max(shares)
+        return found
 
 
 def certain(subject: str, test: str, holds: bool, observed: float = 0.0) -> Finding:

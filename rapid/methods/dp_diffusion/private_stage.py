@@ -19,7 +19,7 @@ from rapid.methods.base import Description
 from rapid.methods.dp_diffusion.generator import PixelSampler, check_guidance
 from rapid.methods.dp_diffusion.networks import build_denoiser, with_private_classes
 from rapid.methods.dp_diffusion.objective import PrivateObjective
-from rapid.methods.dp_diffusion.public_stage import DENOISER, THUMBNAILS, public_facts
+from rapid.methods.dp_diffusion.public_stage import DENOISER, THUMBNAILS, bundle_facts
 from rapid.methods.dp_diffusion.settings import DpDiffusionSettings
 from rapid.nn import Denoiser
 from rapid.tones.fit import released_tones
@@ -106,7 +106,7 @@ def train_private(access: PrivateAccess, base: Bundle | None, settings: DpDiffus
 def describe_private(settings: DpDiffusionSettings, base: Bundle | None, budget: Budget) -> Description:
     """Describe a private bundle."""
     trained = ", ".join(f"`{pattern}`" for pattern in settings.private.trainable)
-    before, facts = "began with random weights", public_facts(settings)
+    before, facts = "began with random weights", bundle_facts(settings)
     if base is not None:
         facts |= {"public_classes": base.component(DENOISER, Denoiser).num_classes}
     if base is not None and settings.denoiser.pretrained:

@@ -53,10 +53,10 @@ def train_public(builder: BundleBuilder, public: PublicImages, settings: DpDiffu
         "`thumbnails/` holds a grey\nthumbnail of each image, by which `train-private` sees that no private images are "
         "among them.\n"
     )
-    told = public_facts(settings) | {"parameters": sum(p.numel() for p in denoiser.parameters())}
+    told = bundle_facts(settings) | {"parameters": sum(p.numel() for p in denoiser.parameters())}
     return Description(about, told, trained, len(images) - trained)
 
 
-def public_facts(settings: DpDiffusionSettings) -> dict[str, Any]:
+def bundle_facts(settings: DpDiffusionSettings) -> dict[str, Any]:
     """Facts that `rapid info` shows of any bundle of the method."""
     return {"timesteps": settings.schedule.timesteps, "patch": settings.denoiser.patch}

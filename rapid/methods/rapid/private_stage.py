@@ -35,7 +35,7 @@ from rapid.methods.rapid.moments import ClassMoments, moments_specs, release_mom
 from rapid.methods.rapid.networks import build_denoiser
 from rapid.methods.rapid.objectives import PrivateObjective, Retriever, trained_timesteps, uses_retrieval
 from rapid.methods.rapid.parts import Parts
-from rapid.methods.rapid.public_stage import public_facts
+from rapid.methods.rapid.public_stage import bundle_facts
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.methods.rapid.subspace import NAME as SUBSPACE
 from rapid.methods.rapid.subspace import Subspace
@@ -195,7 +195,7 @@ def describe_private(settings: RapidSettings, base: Bundle | None, budget: Budge
     if times and PROBE in budget.names:
         about += f"{times} DP-SGD the denoiser was trained on those of its own images that the probe was surest of.\n"
     records = None if found is None else len(found.knowledge_base)
-    facts = public_facts(settings, records) | {"objective": objective}
+    facts = bundle_facts(settings, records) | {"objective": objective}
     return Description(about, facts)
 
 

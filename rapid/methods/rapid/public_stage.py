@@ -81,7 +81,7 @@ def train_public(builder: BundleBuilder, public: PublicImages, settings: RapidSe
     stage.subspace(autoencoder)
     searched = stage.retrieval(autoencoder, denoiser) if settings.retrieval.enabled else None
     builder.add("thumbnails", Thumbnails(thumbnails(public.images.images)))
-    facts = public_facts(settings, None if searched is None else searched.records)
+    facts = bundle_facts(settings, None if searched is None else searched.records)
     if searched is not None:
         measured = {"retrieval": searched.accuracy, "recall": searched.recall}
         facts |= {name: found._asdict() for name, found in measured.items() if found is not None}
@@ -89,7 +89,7 @@ def train_public(builder: BundleBuilder, public: PublicImages, settings: RapidSe
     return Description(_about(settings, lines), facts, len(pre), len(reference), tuple(lines))
 
 
-def public_facts(settings: RapidSettings, records: int | None) -> dict[str, Any]:
+def bundle_facts(settings: RapidSettings, records: int | None) -> dict[str, Any]:
     """Facts that `rapid info` shows of any RAPID bundle; without a knowledge base, `records` is None."""
     facts: dict[str, Any] = {"latent": list(settings.latent_shape), "timesteps": settings.schedule.timesteps}
     if records is not None:
