@@ -167,5 +167,6 @@ def test_published_closed_form_for_concentrated_privacy(rho: float, shape: float
 
 @pytest.mark.parametrize("bad", [{"mean": 1.0}, {"mean": math.inf}, {"mean": 10.0, "shape": -0.1}, {"mean": math.nan}])
 def test_bad_distributions(bad: dict[str, float]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(ValidationError) as refused:
         Trials.model_validate(bad)
+    assert refused.value.errors()[0]["loc"] == (list(bad)[-1],)
