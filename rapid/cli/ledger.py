@@ -69,8 +69,10 @@ def verify(options: argparse.Namespace) -> None:
 
 def _composition(found: Balance) -> str:
     """What `epsilon_prv` is computed by."""
+    if found.accountant.startswith("PRV"):
+        return "numerical composition (PRV)"
     selected = any(has_selection(release.dp_event) for entry in found.runs for release in entry.releases)
-    return "Renyi divergences (RDP), as private selection needs" if selected else "numerical composition (PRV)"
+    return f"Renyi divergences (RDP){', as private selection needs' if selected else ''}"
 
 
 def _row(found: Balance) -> dict[str, object]:

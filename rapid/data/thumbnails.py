@@ -7,6 +7,7 @@ not find images that were shifted by a pixel, rotated, mirrored or cropped: thei
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -51,13 +52,6 @@ def thumbnails(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return made
 
 
-def near_duplicates(
-    queries: NDArray[np.uint8], references: NDArray[np.uint8], advance: Callable[[int], None] | None = None
-) -> NDArray[np.bool_]:
-    """As `NearDuplicates(references).among(queries, advance)`."""
-    return NearDuplicates(references).among(queries, advance)
-
-
 class NearDuplicates:
     """Finds thumbnails that are near-duplicates of a reference: they correlate by LIKENESS or more.
 
@@ -66,9 +60,14 @@ class NearDuplicates:
     """
 
     def __init__(self, references: NDArray[np.uint8]) -> None:
-        self._references = empty((len(references), LENGTH), np.int16)
-        for start in range(0, len(references), BLOCK):
-            self._references[start : start + BLOCK] = _compared(references[start : start + BLOCK])
+        self._given = references
+
+    @cached_property
+    def _references(self) -> NDArray[np.int16]:
+        made = empty((len(self._given), LENGTH), np.int16)
+        for start in range(0, len(made), BLOCK):
+            made[start : start + BLOCK] = _compared(self._given[start : start + BLOCK])
+        return made
 
     def among(self, queries: NDArray[np.uint8], advance: Callable[[int], None] | None = None) -> NDArray[np.bool_]:
         """Find the queries that are near-duplicates.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, reduce
 from importlib import metadata
 from typing import Any, NamedTuple
@@ -33,9 +33,6 @@ from rapid.dp.events import LEAST_NOISE, compose, has_selection, poisson_gaussia
 from rapid.dp.renyi import divergence_at, rdp_of_step, renyi_accountant_name, renyi_epsilon
 from rapid.errors import InputError, PrivacyRefused
 
-MAX_NOISE_MULTIPLIER = 1e5
-MIN_NOISE_MULTIPLIER = 0.1
-RELATIVE_TOLERANCE = 1e-3
 INTEGER_ORDERS = range(2, 64)
 """Orders whose RDP is quick to compute: for a first guess."""
 DISAGREEMENT, LARGEST_DISAGREEMENT = 0.02, 0.02
@@ -76,19 +73,31 @@ def rdp_accountant_name() -> str:
     return f"RDP (opacus {metadata.version('opacus')})"
 
 
-def composition_name(events: Sequence[DpEvent], delta: float) -> str:
-    """Name and version of the accountant that `prv_epsilon` takes for these events at this delta."""
-    if has_selection(compose(events)):
-        return renyi_accountant_name()
-    numerical = _prv_of_rows(tuple(poisson_gaussian_steps(compose(events))), delta).numerical
-    return accountant_name() if numerical else rdp_accountant_name()
+class Composition(NamedTuple):
+    """Epsilon of all events together, and how it was found."""
+
+    epsilon: float
+    numerical: bool
+    """Whether by numerical composition; else by Renyi divergences, which tell more."""
+    accountant: str
+    """Its name and version, for privacy statements."""
+
+
+def composition(events: Sequence[DpEvent], delta: float) -> Composition:
+    """As `prv_epsilon`, with the accountant that it takes."""
+    together = compose(events)
+    if has_selection(together):
+        return Composition(renyi_epsilon(events, delta), False, renyi_accountant_name())
+    epsilon, numerical = _prv_of_rows(tuple(poisson_gaussian_steps(together)), delta)
+    return Composition(epsilon, numerical, accountant_name() if numerical else rdp_accountant_name())
 
 
 def prv_epsilon(events: Sequence[DpEvent], delta: float) -> float:
     """Upper bound on epsilon at `delta` of all events together, by numerical composition.
 
-    By Renyi divergences, all of them, if there is private selection among them, which has no other accountant, or if
-    epsilon is above `LARGEST_NUMERICAL`.
+    By Renyi divergences, all of them, if there is private selection among them, which has no other accountant. So, too,
+    where numerical composition is not reliable: above `LARGEST_NUMERICAL`, with so many steps at so small a delta that
+    rounding would decide, and on domains above `LARGEST_DOMAIN`.
 
     Args:
         events: what is released of the same images, in any order; epsilon is 0 without any.
@@ -102,9 +111,7 @@ def prv_epsilon(events: Sequence[DpEvent], delta: float) -> float:
         InputError: epsilon cannot be computed for this delta. Below 1e-10 it may be too low; see `check_budget`.
         PrivacyRefused: the accountant gives no number.
     """
-    if has_selection(compose(events)):
-        return renyi_epsilon(events, delta)
-    return _prv(poisson_gaussian_steps(compose(events)), delta)
+    return composition(events, delta).epsilon
 
 
 def agrees(first: float, second: float) -> bool:
@@ -123,7 +130,7 @@ def rdp_epsilon(events: Sequence[DpEvent], delta: float, *, orders: Sequence[flo
         delta: in (0, 1).
         orders: Renyi orders, each > 1, among which the best is taken; Opacus' own by default.
     """
-    return _rdp(poisson_gaussian_steps(compose(events)), delta, orders)
+    return rdp_of_steps(poisson_gaussian_steps(compose(events)), delta, orders)
 
 
 def rdp_at_order(events: Sequence[DpEvent], order: int) -> float:
@@ -168,7 +175,7 @@ def pld_epsilon(events: Sequence[DpEvent], delta: float) -> float:
         return math.inf
     if not history:
         return 0.0
-    rough, exact = _rdp(history, delta, INTEGER_ORDERS), _without_rounding(history, delta)
+    rough, exact = rdp_of_steps(history, delta, INTEGER_ORDERS), _without_rounding(history, delta)
     if rough > LARGEST_PLD or exact is None:
         # by the same library
         accountant = dp_accounting.rdp.RdpAccountant()
@@ -203,9 +210,9 @@ def group_epsilon(events: Sequence[DpEvent], delta: float, group_size: int) -> f
     """
     history = poisson_gaussian_steps(compose(events))
     if group_size == 1 or not history or _has_no_noise(history):
-        return _prv(history, delta)
+        return prv_of_steps(history, delta)
     # a coarser grid is looser, never too low
-    interval = max(1e-5, _interval(history, _rdp(history, delta) * group_size))
+    interval = max(1e-5, _interval(history, rdp_of_steps(history, delta) * group_size))
     losses = [
         _group_loss(noise_multiplier, sample_rate, group_size, interval).self_compose(steps)
         for noise_multiplier, sample_rate, steps in history
@@ -233,84 +240,6 @@ def _group_loss(noise_multiplier: float, sample_rate: float, group_size: int, in
     )
 
 
-def single_noise_multiplier(epsilon: float, delta: float) -> float:
-    """The noise multiplier with which one Gaussian release is (epsilon, delta)-DP (Balle and Wang 2018).
-
-    Unlike numerical composition it is accurate for any epsilon, however small. Report the epsilon of a whole
-    composition by an accountant.
-
-    Args:
-        epsilon: > 0.
-        delta: in (0, 1).
-    """
-    return float(dp_accounting.get_sigma_gaussian(epsilon, delta))
-
-
-def solve_noise_multiplier(
-    make_event: Callable[[float], DpEvent], epsilon: float, delta: float, others: Sequence[DpEvent] = ()
-) -> float:
-    """The least noise multiplier, to a thousandth, whose `prv_epsilon` together with `others` is at most `epsilon`.
-
-    Args:
-        make_event: the release at a given noise multiplier.
-        epsilon: > 0.
-        delta: in (0, 1).
-        others: what else is released of the same images.
-
-    Returns:
-        noise multiplier, at least about MIN_NOISE_MULTIPLIER.
-
-    Raises:
-        InputError: no noise multiplier up to MAX_NOISE_MULTIPLIER is enough.
-    """
-
-    def event(level: float) -> DpEvent:
-        return compose([make_event(math.exp(-level)), *others])
-
-    # levels are minus the logarithm of the noise multiplier: epsilon rises with them, and the tolerance is relative
-    low, high = -math.log(MAX_NOISE_MULTIPLIER), -math.log(MIN_NOISE_MULTIPLIER)
-    if rdp_epsilon([event(high)], delta, orders=INTEGER_ORDERS) <= epsilon:
-        return MIN_NOISE_MULTIPLIER
-    # RDP at these orders is quick and never below PRV, so its answer bounds the search
-    if rdp_epsilon([event(low)], delta, orders=INTEGER_ORDERS) < epsilon:
-        bracket = dp_accounting.ExplicitBracketInterval(low, high)
-        low = _calibrate(_Rdp, event, epsilon, delta, bracket)
-    elif prv_epsilon([event(low)], delta) > epsilon:
-        raise InputError("epsilon", "no noise is enough for all that is released; use fewer steps", epsilon)
-    return math.exp(-_calibrate(_Prv, event, epsilon, delta, dp_accounting.LowerEndpointAndGuess(low, low + 0.2)))
-
-
-def _calibrate(
-    accountant: Callable[[], dp_accounting.PrivacyAccountant],
-    event: Callable[[float], DpEvent],
-    epsilon: float,
-    delta: float,
-    bracket: dp_accounting.BracketInterval,
-) -> float:
-    tolerance = RELATIVE_TOLERANCE / 2
-    return float(dp_accounting.calibrate_dp_mechanism(accountant, event, epsilon, delta, bracket, tol=tolerance))
-
-
-class _Prv(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
-    """Opacus' PRV for dp-accounting's calibration."""
-
-    def __init__(self) -> None:
-        super().__init__(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
-        self.history: list[tuple[float, float, int]] = []
-
-    def _maybe_compose(self, event: DpEvent, count: int, do_compose: bool) -> Any:
-        try:
-            rows = poisson_gaussian_steps(dp_accounting.SelfComposedDpEvent(event, count))
-        except ValueError as error:
-            return self.CompositionErrorDetails(event, str(error))
-        if do_compose:
-            self.history += rows
-        return None
-
-    def get_epsilon(self, target_delta: float) -> float:
-        return _prv(self.history, target_delta)
-
-
 class _PrvAccountant(PRVAccountant):  # type: ignore[misc]
     """Opacus' PRV, but the size of its domain is bounded by RDP at integer orders.
 
@@ -322,14 +251,7 @@ class _PrvAccountant(PRVAccountant):  # type: ignore[misc]
         return Domain.create_aligned(-size, size, eps_error / _fineness(self.history, delta_error))
 
 
-class _Rdp(_Prv):
-    """Opacus' RDP at integer orders, the bound that PRV starts from."""
-
-    def get_epsilon(self, target_delta: float) -> float:
-        return _rdp(self.history, target_delta, INTEGER_ORDERS)
-
-
-def _prv(history: Sequence[tuple[float, float, int]], delta: float) -> float:
+def prv_of_steps(history: Sequence[tuple[float, float, int]], delta: float) -> float:
     """`prv_epsilon` of rows (noise_multiplier, sample_rate, steps)."""
     return _prv_of_rows(tuple(history), delta).epsilon
 
@@ -347,11 +269,11 @@ def _prv_of_rows(history: tuple[tuple[float, float, int], ...], delta: float) ->
         return _Composed(math.inf)
     if not history:
         return _Composed(0.0)
-    rough = _rdp(history, delta, INTEGER_ORDERS)
+    rough = rdp_of_steps(history, delta, INTEGER_ORDERS)
     exact = _without_rounding(history, delta)
     if rough > LARGEST_NUMERICAL or exact is None:
         # by more orders, which take longer, it may be less
-        rough = _rdp(history, delta)
+        rough = rdp_of_steps(history, delta)
     if rough > LARGEST_NUMERICAL or exact is None:
         return _Composed(rough, numerical=False)
     # the numerical error is part of the bound: small against epsilon itself, but not so small for large ones that time
@@ -359,22 +281,22 @@ def _prv_of_rows(history: tuple[tuple[float, float, int], ...], delta: float) ->
     error = max(1e-3, min(0.01, rough / 50), rough / 1000)
     points = 2 * _domain_size(history, exact / 1000, 0.0) * _fineness(history, exact / 1000)
     if points / error > LARGEST_DOMAIN:
-        return _Composed(min(rough, _rdp(history, delta)), numerical=False)
-    bound = min(_prv_within(history, exact, error), rough)
+        return _Composed(min(rough, rdp_of_steps(history, delta)), numerical=False)
+    bound = min(_prv_within(history, exact, error, delta), rough)
     # RDP told too much, as it does where epsilon is small or very large
     better = max(LARGEST_ERROR * bound / 2, points / MOST_POINTS)
     if error > LARGEST_ERROR * bound and better < error / 2:
         # rounding may be too coarse for it, and the first bound holds
         with contextlib.suppress(InputError):
-            bound = min(bound, _prv_within(history, exact, better))
+            bound = min(bound, _prv_within(history, exact, better, delta))
     return _Composed(bound)
 
 
 def _domain_size(history: Sequence[tuple[float, float, int]], delta_error: float, eps_error: float) -> float:
     """Half the width of the domain of a numerical composition (Gopi et al., remark 5.6, with Opacus' margin of 3)."""
     steps = sum(row[2] for row in history)
-    each = [_rdp([(*row[:2], 1)], delta_error / (8 * steps), INTEGER_ORDERS) for row in history]
-    return max(_rdp(history, delta_error / 4, INTEGER_ORDERS), *each, eps_error) + 3
+    each = [rdp_of_steps([(*row[:2], 1)], delta_error / (8 * steps), INTEGER_ORDERS) for row in history]
+    return max(rdp_of_steps(history, delta_error / 4, INTEGER_ORDERS), *each, eps_error) + 3
 
 
 def _fineness(history: Sequence[tuple[float, float, int]], delta_error: float) -> float:
@@ -382,8 +304,8 @@ def _fineness(history: Sequence[tuple[float, float, int]], delta_error: float) -
     return math.sqrt(sum(row[2] for row in history) * math.log(12 / delta_error) / 2)
 
 
-def _prv_within(history: Sequence[tuple[float, float, int]], delta: float, error: float) -> float:
-    """An upper bound on epsilon that is too high by at most about twice `error`."""
+def _prv_within(history: Sequence[tuple[float, float, int]], delta: float, error: float, asked: float) -> float:
+    """An upper bound on epsilon, too high by at most about twice `error`; messages name the delta `asked` for."""
     accountant = _PrvAccountant()
     accountant.history = list(history)
     with warnings.catch_warnings():
@@ -393,11 +315,14 @@ def _prv_within(history: Sequence[tuple[float, float, int]], delta: float, error
         try:
             bound = float(accountant.get_epsilon(delta, eps_error=error))
         except (ValueError, RuntimeError) as problem:
-            raise InputError("delta", f"epsilon cannot be computed for it ({problem})", delta) from problem
-    return _number(bound, f"epsilon at delta {delta:g} (PRV)")
+            raise InputError("delta", f"epsilon cannot be computed for it ({problem})", asked) from problem
+    return _number(bound, f"epsilon at delta {asked:g} (PRV)")
 
 
-def _rdp(history: Sequence[tuple[float, float, int]], delta: float, orders: Sequence[float] | None = None) -> float:
+def rdp_of_steps(
+    history: Sequence[tuple[float, float, int]], delta: float, orders: Sequence[float] | None = None
+) -> float:
+    """`rdp_epsilon` of rows (noise_multiplier, sample_rate, steps)."""
     if _has_no_noise(history):
         return math.inf
     if not history:

@@ -17,9 +17,8 @@ from rapid.dp.accounting import (
     pld_epsilon,
     prv_epsilon,
     rdp_epsilon,
-    single_noise_multiplier,
-    solve_noise_multiplier,
 )
+from rapid.dp.calibration import single_noise_multiplier, solve_noise_multiplier
 from rapid.dp.releases import DpSgdSpec, QuerySpec, Release, check_budget
 from rapid.errors import InputError, PrivacyRefused
 from rapid.rounding import as_typed, rounded_up

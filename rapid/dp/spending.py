@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from dp_accounting import DpEvent
 
-from rapid.dp.accounting import composition_name, prv_epsilon
+from rapid.dp.accounting import composition, prv_epsilon
 from rapid.dp.attempts import Attempt, counted, spent_by, steps_of
 from rapid.dp.filter import RenyiFilter
 from rapid.dp.ledger import Entry, Ledger, Limit, Saved, Spent
@@ -72,10 +72,13 @@ def balance(entries: Sequence[Entry], dataset: str) -> Balance:
     delta = limit.delta if limit else max(asked, MIN_DELTA)
     events, alone = _events(runs), _is_one_plan(entries, runs)
     filtered = None if limit is None else limit.spent(events)
-    composed = filtered if filtered is not None and delta < MIN_DELTA else prv_epsilon(events, delta)
+    if filtered is not None and delta < MIN_DELTA:
+        composed, accountant = filtered, "Renyi filter of the limit"
+    else:
+        composed, _, accountant = composition(events, delta)
     counting = composed if filtered is None else min(filtered, composed) if alone else filtered
     found = None if limit is None else Limit(limit.epsilon, limit.delta)
-    return Balance(dataset, found, runs, delta, counting, filtered, composed, composition_name(events, delta), alone)
+    return Balance(dataset, found, runs, delta, counting, filtered, composed, accountant, alone)
 
 
 def balances(entries: Sequence[Entry]) -> list[Balance]:
@@ -283,8 +286,8 @@ def _prv_text(events: Sequence[DpEvent], delta: float) -> str:
 def _taken(limit: RenyiFilter) -> str:
     return (
         f"the limit of this data set is epsilon {as_typed(limit.epsilon)} at delta {rounded_up(limit.delta)}, and all "
-        "of it is reserved for the first run, even if that run was stopped; resume that run, or raise the limit with "
-        "rapid ledger limit"
+        "of it is reserved for the first run, even if that run was stopped; resume that run as it was planned, or "
+        "raise the limit with rapid ledger limit"
     )
 
 

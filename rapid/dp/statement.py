@@ -11,7 +11,7 @@ from dp_accounting import NeighboringRelation
 
 import rapid
 from rapid.data.units import ONE_PERSON
-from rapid.dp.accounting import composition_name, group_accountant_name
+from rapid.dp.accounting import composition, group_accountant_name
 from rapid.dp.budget import Budget
 from rapid.dp.events import compose, event_to_json
 from rapid.dp.randomness import NOISE_SOURCES, Randomness
@@ -38,7 +38,7 @@ def privacy_statement(budget: Budget, *, method: str, noise_source: str) -> dict
     statement: dict[str, Any] = {
         "epsilon": _round_up(budget.spent),
         "delta": budget.delta,
-        "accountant": composition_name(budget.events(), budget.delta),
+        "accountant": composition(budget.events(), budget.delta).accountant,
         "epsilon_rdp": _round_up(budget.spent_rdp),
         "epsilon_pld": _round_up(budget.spent_pld),
         "adjacency": f"add or remove {unit}",

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from rapid.bundle import Bundle
 from rapid.data.classes import UNDECLARED_NOTE
-from rapid.dp.accounting import agrees, composition_name, pld_accountant_name, pld_epsilon, prv_epsilon
+from rapid.dp.accounting import accountant_name, agrees, composition, pld_accountant_name, pld_epsilon
 from rapid.dp.attempts import counted, steps_of
 from rapid.dp.budget import SOLVED_AGAIN
 from rapid.dp.events import check_known, compose, event_from_json, has_selection, poisson_gaussian_steps
@@ -129,8 +129,9 @@ class Recomputed:
         # of a chosen model the list is that of its own trial
         possible = candidates_of(tree) if isinstance(tree, RepeatAndSelectDpEvent) else (tree,)
         consistent = any(_rows(event) == _rows(listed) for event in possible)
-        names = composition_name([tree], statement.delta), LIBRARY if has_selection(tree) else pld_accountant_name()
-        return cls(_prv([tree], statement.delta), _second(statement), consistent, names)
+        first, name = _together([tree], statement.delta)
+        names = name, LIBRARY if has_selection(tree) else pld_accountant_name()
+        return cls(first, _second(statement), consistent, names)
 
     def record(self) -> Json:
         """Ready for JSON; rounded up."""
@@ -239,7 +240,7 @@ class Account:
             adaptive = RenyiFilter(self.limit.epsilon, delta, self.limit.order)
         else:
             adaptive = RenyiFilter.of(policy.ledger.max_epsilon or policy.max_epsilon, delta)
-        return adaptive.spent(events), _prv(events, delta)
+        return adaptive.spent(events), _together(events, delta)[0]
 
     def record(self, policy: Policy, delta: float) -> Json:
         """The excerpt for the report."""
@@ -345,11 +346,13 @@ def _row(entry: Entry, model_run: str) -> Json:
     }
 
 
-def _prv(events: Sequence[DpEvent], delta: float) -> float:
+def _together(events: Sequence[DpEvent], delta: float) -> tuple[float, str]:
+    """Epsilon and the name of its accountant; NaN if it gives no number."""
     try:
-        return prv_epsilon(events, delta)
+        epsilon, _, name = composition(events, delta)
     except RapidError:
-        return math.nan
+        return math.nan, accountant_name()
+    return epsilon, name
 
 
 def _second(statement: Statement) -> float:

@@ -34,7 +34,7 @@ from rapid.dp.spending import Charge
 from rapid.dp.statement import selection_statement
 from rapid.dp.trials import Trials
 from rapid.errors import InputError, PrivacyRefused, Stopped
-from rapid.files import content_hash, replacing, write_json
+from rapid.files import content_hash, write_json
 from rapid.mapped import scratch_in
 from rapid.methods.base import Method
 from rapid.progress import hidden
@@ -205,8 +205,7 @@ def _release(out: Path, folder: _TrialsFolder) -> None:
     own = [path for path in folder.best.rglob("*") if path.stat().st_mtime >= folder.begun]
     for path in own:
         if path.is_file():
-            with replacing(path) as copy:
-                shutil.copyfile(path, copy)
+            shutil.copyfile(path, folder.aside).replace(path)
     for path in own:
         os.utime(path, (now.timestamp(), now.timestamp()))
     statement = best.privacy | {"created": now.isoformat(timespec="seconds")}
@@ -296,6 +295,8 @@ class _TrialsFolder:
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, path / "choices.json"
         self.trial, self.best = path / "trial", path / "best"
+        # not in the folder, whose hash the ledger has
+        self.aside = path.with_name("copy")
 
     def begin(self, trials: int) -> None:
         """Remove what is left of an earlier attempt, and begin anew."""

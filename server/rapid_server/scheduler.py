@@ -84,11 +84,11 @@ def share(loads: Sequence[Load], batch: int, seconds: Callable[[int], float]) ->
     by_client: dict[str, list[int]] = {}
     for index in peers:
         by_client.setdefault(loads[index].client, []).append(index)
-    rows_of = [[loads[index].rows for index in own] for own in by_client.values()]
-    for own, rows, places in zip(
-        by_client.values(), rows_of, _evenly([sum(rows) for rows in rows_of], batch), strict=True
-    ):
-        for index, got in zip(own, _evenly(rows, places), strict=True):
+    parts = _evenly([sum(loads[index].rows for index in own) for own in by_client.values()], batch)
+    for own, places in zip(by_client.values(), parts, strict=True):
+        # of more requests than places those that have waited longest
+        chosen = own if len(own) <= places else sorted(own, key=lambda index: loads[index].served)[:places]
+        for index, got in zip(chosen, _evenly([loads[index].rows for index in chosen], places), strict=True):
             granted[index] = got
     left = batch - sum(granted)
     allowed = (1 + RIDERS) * seconds(batch - left)
@@ -124,7 +124,13 @@ class Turns:
         self, loads: Sequence[Load], granted: list[int], batch: int, seconds: Callable[[int], float]
     ) -> list[int]:
         """Return what `share` granted, or a turn of the requests that it passed over; arguments as in `share`."""
-        passed = [index for index, load in enumerate(loads) if load.rows and not granted[index]]
+        # a client's own requests wait for each other, and not at the cost of other clients
+        bound, served = largest_peer(loads), {load.client for load, rows in zip(loads, granted, strict=True) if rows}
+        passed = [
+            index
+            for index, load in enumerate(loads)
+            if load.rows and not granted[index] and (load.missing > bound or load.client not in served)
+        ]
         if not passed:
             self._earned = self._balance(loads, granted, seconds)
             return granted

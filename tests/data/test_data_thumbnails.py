@@ -12,7 +12,7 @@ from PIL import Image
 
 from rapid.config.sections import ImageSettings
 from rapid.data import fit_images, load_images, sample_path
-from rapid.data.thumbnails import BLOCK, FAINTEST, LIKENESS, near_duplicates, thumbnails
+from rapid.data.thumbnails import BLOCK, FAINTEST, LIKENESS, NearDuplicates, thumbnails
 
 Images = NDArray[np.uint8]
 
@@ -52,6 +52,12 @@ def test_colours_count_by_their_luma() -> None:
     assert thumbnails(colours)[:, 0].tolist() == [60, 117, 23]
     grey = np.random.default_rng(2).integers(0, 256, (2, 32, 32), np.uint8)
     assert np.abs(thumbnails(np.repeat(grey[..., None], 3, -1)).astype(int) - thumbnails(grey)).max() <= 1
+
+
+def near_duplicates(
+    queries: Images, references: Images, advance: Callable[[int], None] | None = None
+) -> NDArray[np.bool_]:
+    return NearDuplicates(references).among(queries, advance)
 
 
 def test_the_rule_is_a_bound_on_the_correlation() -> None:

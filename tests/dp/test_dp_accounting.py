@@ -18,15 +18,13 @@ from opacus.accountants import RDPAccountant
 from scipy import optimize, stats
 
 from rapid.dp.accounting import (
-    MIN_NOISE_MULTIPLIER,
     group_epsilon,
     pld_epsilon,
     prv_epsilon,
     rdp_at_order,
     rdp_epsilon,
-    single_noise_multiplier,
-    solve_noise_multiplier,
 )
+from rapid.dp.calibration import MIN_NOISE_MULTIPLIER, single_noise_multiplier, solve_noise_multiplier
 from rapid.dp.events import compose, dp_sgd_event, gaussian_event
 from rapid.errors import InputError, PrivacyRefused
 

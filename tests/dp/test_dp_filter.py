@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from opacus.accountants.analysis.rdp import compute_rdp
 from scipy.stats import norm
 
-from rapid.dp.accounting import rdp_at_order, solve_noise_multiplier
+from rapid.dp.accounting import rdp_at_order
+from rapid.dp.calibration import solve_noise_multiplier
 from rapid.dp.events import dp_sgd_event, gaussian_event
 from rapid.dp.filter import LARGEST_ORDER, RenyiFilter, best_order
 

@@ -241,7 +241,7 @@ def test_a_first_run_that_was_stopped_leaves_no_choice(tmp_path: Path) -> None:
     assert spent(ledger.path).epsilon < 0.8
     # nor does the run itself with another plan
     for run in ("other", "one"):
-        with pytest.raises(PrivacyRefused, match="resume that run, or raise the limit"):
+        with pytest.raises(PrivacyRefused, match="resume that run as it was planned"):
             Charge(ledger, "a" * 32, run, ASKED).begin([trained(8.021, 1.0, "first")])
     starts = {"first": Saved("first", 1, "ab" * 32), "second": Saved("second", 0, "")}
     Charge(ledger, "a" * 32, "one", ASKED).begin(plan, starts)

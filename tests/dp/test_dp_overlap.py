@@ -17,7 +17,8 @@ from rapid.data import ImageSet, fit_images, load_images
 from rapid.data.private import PrivateImages
 from rapid.data.thumbnails import thumbnails
 from rapid.dp import Budget, PrivateAccess, PublicFacts, QuerySpec, Release, calibrate
-from rapid.dp.accounting import prv_epsilon, single_noise_multiplier
+from rapid.dp.accounting import prv_epsilon
+from rapid.dp.calibration import single_noise_multiplier
 from rapid.dp.events import gaussian_event
 from rapid.dp.overlap import check_overlap, overlap_spec, smallest_found
 from rapid.errors import PrivacyRefused, RapidError

@@ -20,7 +20,7 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rapid.dp.accounting import accountant_name, composition_name, pld_epsilon, prv_epsilon, rdp_at_order, rdp_epsilon
+from rapid.dp.accounting import accountant_name, composition, pld_epsilon, prv_epsilon, rdp_at_order, rdp_epsilon
 from rapid.dp.events import (
     OneOfDpEvent,
     check_known,
@@ -126,8 +126,8 @@ def test_unknown_events_are_found_at_any_depth() -> None:
 
 def test_prv_falls_back_and_says_so() -> None:
     single, best = dp_sgd_event(1.2, 0.05, 100), Trials(mean=5).event(dp_sgd_event(1.2, 0.05, 100))
-    assert composition_name([single], 1e-5) == accountant_name()
-    assert composition_name([single, best], 1e-5) == renyi_accountant_name()
+    assert composition([single], 1e-5).accountant == accountant_name()
+    assert composition([single, best], 1e-5).accountant == renyi_accountant_name()
     assert prv_epsilon([single, best], 1e-5) == renyi_epsilon([single, best], 1e-5)
     # everything together, and an upper bound: never less than without the choice
     assert prv_epsilon([single], 1e-5) < prv_epsilon([best], 1e-5) < prv_epsilon([single, best], 1e-5)

@@ -101,6 +101,9 @@ def test_each_rule_finds_what_it_is_for(private: Bundle, found: Recomputed) -> N
     # an event tree that leaves out a release has a smaller epsilon
     partial = changed(private, event=events[0])
     assert outcomes(partial, Recomputed.of(Statement.of(partial)))["accounting"] == "fail"
+    # of a delta for which an accountant has no number there is a report, too
+    tiny = changed(private, delta=1e-16)
+    assert outcomes(tiny, Recomputed.of(Statement.of(tiny)))["accounting"] == "fail"
     assert outcomes(private, found, LOOSE.model_copy(update={"max_epsilon": 9.0}))["epsilon"] == "fail"
 
 

@@ -98,3 +98,16 @@ def test_a_large_request_keeps_its_share_when_small_ones_come_and_go(without: in
         of_large += took * granted[0] / sum(granted)
     # an eighth, less what a turn is too long for the steps before it
     assert of_large / all_together > 0.9 * RIDERS / (1 + RIDERS)
+
+
+@pytest.mark.parametrize("requests", [20, 100, 1000])
+def test_a_client_with_many_requests_has_no_more_than_another(requests: int) -> None:
+    """Also over many steps, and each of its requests has its turn."""
+    turns, served, rows_of_b, made = Turns(), [0] * (requests + 1), 0, 0
+    for step in range(1, 200):
+        loads = [Load(8, 8, last, "a") for last in served[:-1]] + [Load(8, 64, served[-1], "b")]
+        granted = turns.correct(loads, share(loads, 64, cpu), 64, cpu)
+        served = [step if rows else last for rows, last in zip(granted, served, strict=True)]
+        rows_of_b, made = rows_of_b + granted[-1], made + sum(granted)
+    assert rows_of_b / made == 0.5
+    assert min(served) > 200 - 2 * -(-requests // 32)

@@ -14,6 +14,7 @@ The bound is far sharper than that from guesses, because it takes the form of th
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from scipy.stats import beta, chi2, norm
 from torch import Tensor
 
-from rapid.dp.accounting import LARGEST_NUMERICAL, prv_epsilon
+from rapid.dp.accounting import composition
 from rapid.dp.audit.findings import Finding, certain, deviations_needed
 from rapid.dp.audit.noise import noise_findings, scale_finding
 from rapid.dp.audit.sampling import batch_findings
@@ -231,13 +232,11 @@ def least_epsilon(limits: Sequence[Limits], delta: float) -> float:
         # more noise than was seen gives a smaller epsilon, which holds as well
         multipliers = [max(LEAST_NOISE, one.noise_multiplier) * scale for one in seen]
         events = [dp_sgd_event(noise, one.rate, one.steps) for noise, one in zip(multipliers, seen, strict=True)]
-        try:
-            found = prv_epsilon(events, delta)
-        except RapidError:
-            found = math.inf
-        # above it the figure is an upper bound and no more
-        if found <= LARGEST_NUMERICAL:
-            return found
+        # an upper bound by Renyi divergences says nothing about the least epsilon
+        with contextlib.suppress(RapidError):
+            found = composition(events, delta)
+            if found.numerical and math.isfinite(found.epsilon):
+                return found.epsilon
         scale *= 1.5
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rapid.data.units import ONE_IMAGE
 from rapid.dp.access import PublicFacts
-from rapid.dp.accounting import single_noise_multiplier
+from rapid.dp.calibration import single_noise_multiplier
 from rapid.dp.gradients import BookKeeper
 from rapid.dp.releases import default_delta
 from rapid.methods.base import Choice, Tree

@@ -36,8 +36,10 @@ function showModel(model) {
   byId("meaning-list").replaceChildren(...meaning(model));
 }
 
+// Reads /info; returns whether that succeeded.
 async function load() {
   fail("");
+  loaded = false;
   byId("retry").hidden = true;
   try {
     const response = await ask("info");
@@ -50,7 +52,8 @@ async function load() {
     if (reason instanceof form.NoGenerator) showModel(reason.model);
     else byId("retry").hidden = false;
   }
-  generate.setAttribute("aria-disabled", String(!loaded));
+  generate.setAttribute("aria-disabled", String(!loaded || Boolean(running)));
+  return loaded;
 }
 
 function busy(controller) {
@@ -71,8 +74,8 @@ async function receive(response, asked) {
   const digest = response.headers.get("X-Rapid-Sha256");
   if (digest && digest !== asked.model.sha256) {
     await response.body.cancel();
-    await load();
-    return "The server has another model of this name now, which the page has loaded. Generate again.";
+    return (await load()) ? "The server has another model of this name now, which the page has loaded. Generate again."
+      : "The server has another model of this name now. Load the page again.";
   }
   run = new Run(asked.model, response.headers.get("X-Rapid-Seed"), asked.count, asked.classes); // a number in JSON would lose digits
   gallery.show(run, (image) => view.open(image, run, gallery.focusOn));

@@ -1,0 +1,103 @@
+"""The noise that a wanted epsilon needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dp_accounting
+from dp_accounting import DpEvent
+
+from rapid.dp.accounting import INTEGER_ORDERS, prv_epsilon, prv_of_steps, rdp_epsilon, rdp_of_steps
+from rapid.dp.events import compose, poisson_gaussian_steps
+from rapid.errors import InputError
+
+MAX_NOISE_MULTIPLIER = 1e5
+MIN_NOISE_MULTIPLIER = 0.1
+RELATIVE_TOLERANCE = 1e-3
+
+
+def single_noise_multiplier(epsilon: float, delta: float) -> float:
+    """The noise multiplier with which one Gaussian release is (epsilon, delta)-DP (Balle and Wang 2018).
+
+    Unlike numerical composition it is accurate for any epsilon, however small. Report the epsilon of a whole
+    composition by an accountant.
+
+    Args:
+        epsilon: > 0.
+        delta: in (0, 1).
+    """
+    return float(dp_accounting.get_sigma_gaussian(epsilon, delta))
+
+
+def solve_noise_multiplier(
+    make_event: Callable[[float], DpEvent], epsilon: float, delta: float, others: Sequence[DpEvent] = ()
+) -> float:
+    """The least noise multiplier, to a thousandth, whose `prv_epsilon` together with `others` is at most `epsilon`.
+
+    Args:
+        make_event: the release at a given noise multiplier.
+        epsilon: > 0.
+        delta: in (0, 1).
+        others: what else is released of the same images.
+
+    Returns:
+        noise multiplier, at least about MIN_NOISE_MULTIPLIER.
+
+    Raises:
+        InputError: no noise multiplier up to MAX_NOISE_MULTIPLIER is enough.
+    """
+
+    def event(level: float) -> DpEvent:
+        return compose([make_event(math.exp(-level)), *others])
+
+    # levels are minus the logarithm of the noise multiplier: epsilon rises with them, and the tolerance is relative
+    low, high = -math.log(MAX_NOISE_MULTIPLIER), -math.log(MIN_NOISE_MULTIPLIER)
+    if rdp_epsilon([event(high)], delta, orders=INTEGER_ORDERS) <= epsilon:
+        return MIN_NOISE_MULTIPLIER
+    # RDP at these orders is quick and never below PRV, so its answer bounds the search
+    if rdp_epsilon([event(low)], delta, orders=INTEGER_ORDERS) < epsilon:
+        bracket = dp_accounting.ExplicitBracketInterval(low, high)
+        low = _calibrate(_Rdp, event, epsilon, delta, bracket)
+    elif prv_epsilon([event(low)], delta) > epsilon:
+        raise InputError("epsilon", "no noise is enough for all that is released; use fewer steps", epsilon)
+    return math.exp(-_calibrate(_Prv, event, epsilon, delta, dp_accounting.LowerEndpointAndGuess(low, low + 0.2)))
+
+
+def _calibrate(
+    accountant: Callable[[], dp_accounting.PrivacyAccountant],
+    event: Callable[[float], DpEvent],
+    epsilon: float,
+    delta: float,
+    bracket: dp_accounting.BracketInterval,
+) -> float:
+    tolerance = RELATIVE_TOLERANCE / 2
+    return float(dp_accounting.calibrate_dp_mechanism(accountant, event, epsilon, delta, bracket, tol=tolerance))
+
+
+class _Prv(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
+    """Opacus' PRV for dp-accounting's calibration."""
+
+    def __init__(self) -> None:
+        super().__init__(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        self.history: list[tuple[float, float, int]] = []
+
+    def _maybe_compose(self, event: DpEvent, count: int, do_compose: bool) -> Any:
+        try:
+            rows = poisson_gaussian_steps(dp_accounting.SelfComposedDpEvent(event, count))
+        except ValueError as error:
+            return self.CompositionErrorDetails(event, str(error))
+        if do_compose:
+            self.history += rows
+        return None
+
+    def get_epsilon(self, target_delta: float) -> float:
+        return prv_of_steps(self.history, target_delta)
+
+
+class _Rdp(_Prv):
+    """Opacus' RDP at integer orders, the bound that PRV starts from."""
+
+    def get_epsilon(self, target_delta: float) -> float:
+        return rdp_of_steps(self.history, target_delta, INTEGER_ORDERS)
