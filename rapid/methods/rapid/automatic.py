@@ -1,6 +1,6 @@
 """Settings of RAPID's public stage that follow from the public images, the device and the minutes it may take.
 
-The rules were found on letters, on CIFAR-100 and on drawn blood smears; docs/methods/rapid.md tells by what
+The rules were found on letters, on CIFAR-100 and on drawn blood smears; docs/methods/rapid-studies.md tells by what
 measurements.
 """
 
