@@ -134,5 +134,7 @@ def _on_black(image: Image.Image) -> Image.Image:
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(ORIENTATION, 1))
+    except MemoryError:
+        raise
     except Exception:  # a damaged tag says nothing, and the image can be read
         return 1
