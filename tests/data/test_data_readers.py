@@ -86,6 +86,17 @@ def test_labels_that_are_numbers(tmp_path: Path) -> None:
     # numbers of the declared classes; or their names, where they are those
     assert load_images(tmp_path, "public", ("a", "b", "c", "d")).labels.tolist() == [0, 3, 0, 1]
     assert load_images(tmp_path, "public", ("3", "1", "0")).labels.tolist() == [2, 0, 2, 1]
+    # as pandas writes whole numbers of a column that had gaps; 10 comes after 2
+    whole = ("2.0", "10.0", "2.0", "1.0")
+    write_csv(path, [{"file_name": name, "label": label} for name, label in zip(made.names, whole, strict=True)])
+    found = load_images(tmp_path, "public")
+    assert found.labels is not None
+    assert (found.classes, found.labels.tolist()) == (tuple(map(str, range(11))), [2, 10, 2, 1])
+    assert load_images(tmp_path, "public", ("1.0", "2.0", "10.0")).labels.tolist() == [1, 2, 1, 0]
+    halves = ("2.5", "10.0", "2.5", "1.0")
+    write_csv(path, [{"file_name": name, "label": label} for name, label in zip(made.names, halves, strict=True)])
+    assert load_images(tmp_path, "public").classes == ("1.0", "10.0", "2.5")
+    write_csv(path, [{"file_name": name, "label": label} for name, label in zip(made.names, (0, 3, 0, 1), strict=True)])
     with pytest.raises(InputError, match=r"must lie in 0\.\.1"):
         load_images(tmp_path, "public", ("a", "b"))
     lines = [{"file_name": name, "label": 70_000} for name in made.names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from rapid.errors import InputError
 MOST = 65_536
 """Largest number of classes that labels without names may have."""
 NO_LABEL = "some images have no label; label all of them, or read none of the labels by --label-column none"
+WHOLE = re.compile(r"[0-9]+(?:\.0+)?")
+"""A whole number in text; spreadsheets and pandas write 1.0 where a column had gaps."""
 KINDS = "labels must be whole numbers or names, all of one kind; name another column by --label-column, or correct them"
 
 
@@ -61,7 +64,7 @@ def from_values(
 ) -> Labels:
     """Labels that are numbers or names, as a column has them.
 
-    In a format without types, text is a number if all of it is, unless it is among the declared classes.
+    In a format without types, text is a whole number ("7", "7.0") if all of it is, unless the classes are declared so.
 
     Args:
         values: N of them, N >= 1; None and empty text are missing labels.
@@ -83,9 +86,10 @@ def from_values(
     found = [value.strip() for value in values]
     classes = source.classes if source.classes is not None else names
     known = sorted(set(found))
-    is_number = not typed and all(name.isascii() and name.isdecimal() for name in known)
+    is_number = not typed and all(WHOLE.fullmatch(name) for name in known)
     if is_number and (classes is None or not set(known) <= set(classes)):
-        return from_numbers(_whole(found, source), names, source, "a name of its classes", called=called)
+        digits = [name.partition(".")[0] for name in found]
+        return from_numbers(_whole(digits, source), names, source, "a name of its classes", called=called)
     own = classes if classes is not None else tuple(known)
     place = dict(zip(known, numbers_of(known, own, "a label", source).tolist(), strict=True))
     numbers = np.array([place[name] for name in found], np.int64)
