@@ -88,9 +88,11 @@ class Recorder:
         places = [argument.clone() for argument in arguments]
         try:
             return places, self._capture(lambda: self._function(*places))
+        except torch.OutOfMemoryError:
+            # without sizes, which may depend on what is private
+            reason, crowded = "there is too little memory on the device", self.recordings > 0
         except RuntimeError as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            crowded = isinstance(error, torch.OutOfMemoryError) and self.recordings > 0
+            reason, crowded = str(error).splitlines()[0] if str(error) else type(error).__name__, False
         self.forget()
         if not crowded:
             self._capture = None

@@ -83,6 +83,17 @@ def test_what_cannot_be_recorded_is_called() -> None:
     assert recorder.recordings == 0
 
 
+def test_sizes_of_private_batches_are_not_told() -> None:
+    def full(work: Work) -> Work:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1234.00 MiB")
+
+    recorder = Recorder(doubled, CPU, full)
+    x, y = torch.randn(2, 3, 4)
+    recorder(x, y)
+    with pytest.warns(UserWarning, match="too little memory on the device$"):
+        assert torch.equal(recorder(x, y)[0], 2 * x + y)
+
+
 def test_recordings_make_room() -> None:
     """A batch of a new size, for which there is too little memory beside them, is tried again without them."""
     full = True

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from rapid.data.canvas import Target
@@ -15,6 +16,9 @@ from rapid.data.readers import FORMATS, find_reader
 from rapid.data.readers.source import Source
 from rapid.data.units import PeopleFrom
 from rapid.errors import InputError
+
+STDERR = 2
+"""Its file descriptor."""
 
 
 def load_images(
@@ -92,9 +96,20 @@ def tell(images: ImageSet) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings of libraries, which tell about single files."""
-    with warnings.catch_warnings():
+    """Without the warnings of libraries, which tell about single files.
+
+    libtiff describes damage on stderr, past Python, even of images that it can read.
+    """
+    with warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore")
+        # there may be no stderr
+        with suppress(OSError):
+            before = os.dup(STDERR)
+            stack.callback(os.close, before)
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            stack.callback(os.close, nowhere)
+            os.dup2(nowhere, STDERR)
+            stack.callback(os.dup2, before, STDERR)
         yield
 
 

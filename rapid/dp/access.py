@@ -27,7 +27,7 @@ from rapid.dp.queries import noisy_sum
 from rapid.dp.randomness import Randomness, randomness_for
 from rapid.dp.release_checkpoint import ReleaseCheckpoint
 from rapid.dp.releases import DpSgdSpec, Release
-from rapid.dp.rows import PrivateTensor, Rows, apply, apply_scalar, row_shape, take
+from rapid.dp.rows import PrivateTensor, Rows, applied, apply, apply_scalar, row_shape, take
 from rapid.dp.spending import Charge
 from rapid.dp.units import Units
 from rapid.errors import InputError, LostRank, PrivacyRefused, RapidError, Stopped
@@ -165,19 +165,22 @@ class PrivateAccess:
             raise PrivacyRefused(f"'{name}' is a release of the budget; post-processing needs another name")
         return Checkpoint(self._folder.checkpoint(name))
 
-    def map(self, function: Rows, *tensors: PrivateTensor, title: str = "") -> PrivateTensor:
+    def map(self, function: Rows, *tensors: PrivateTensor, title: str = "", decides: bool = False) -> PrivateTensor:
         """Apply a function of single examples; the result stays private.
 
         Args:
             function: see `Rows`.
             tensors: their rows are the arguments of the function.
             title: shown with the progress, if it is not empty; nothing is shown if people are the units.
+            decides: whether a vote or a count hangs on which numbers of a row are larger. With people as units it must
+                not hang on last bits, which move with the number of other rows; so each row is computed by itself.
 
         Raises:
             ValueError: the function mixes examples, as batch normalisation does.
             Stopped: a stop was requested.
         """
-        return PrivateTensor(apply(function, tensors, title=title, shown=self._shown))
+        alone = decides and self._units.people
+        return PrivateTensor(apply(function, tensors, title=title, shown=self._shown, alone=alone))
 
     def train(
         self,
@@ -309,7 +312,7 @@ class PrivateAccess:
         release, shape = self._listed(name, "mean"), row_shape(features, tensors)
 
         def total() -> Tensor:
-            rows = apply(features, tensors, title=name, shown=self._shown)
+            rows = applied(features, tensors, title=name, shown=self._shown)
             return self._units.clipped_sum(rows, release.spec.sensitivity)
 
         return (self._query(name, "mean", total) / self.facts.dataset_size).view(shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -44,32 +44,47 @@ def take(tensors: Sequence[PrivateTensor], indices: Tensor) -> list[Tensor]:
     return [tensor._rows[indices.to(tensor._rows.device)] for tensor in tensors]
 
 
-def apply(function: Rows, tensors: Sequence[PrivateTensor], *, title: str = "", shown: bool = True) -> Tensor:
-    """All rows of a function's result, (n, ...). Private.
+def apply(
+    function: Rows, tensors: Sequence[PrivateTensor], *, title: str = "", shown: bool = True, alone: bool = False
+) -> Tensor:
+    """All rows of a function's result, (n, ...), at once; see `applied`. Private."""
+    result = mapped.Rows(len(tensors[0]))
+    for found in applied(function, tensors, title=title, shown=shown, alone=alone):
+        result.append(found)
+    return result.all
+
+
+def applied(
+    function: Rows, tensors: Sequence[PrivateTensor], *, title: str = "", shown: bool = True, alone: bool = False
+) -> Iterator[Tensor]:
+    """The rows of a function's result, (m, ...) at a time, in their order. Private.
 
     Args:
         function: see `Rows`.
-        tensors: their rows are the arguments of the function; at least one, all with n rows.
+        tensors: their rows are the arguments of the function; at least one, all with n rows. If n is 0, there is one
+            part without rows.
         title: shown with the progress; if it is empty, no progress is shown.
         shown: whether this process shows progress.
+        alone: compute each row by itself, so that its last bits do not depend on which rows there are; slow.
 
     Raises:
         ValueError: the function mixes examples, as batch normalisation does, or does not return one row per example.
         Stopped: a stop was requested.
     """
-    count = len(tensors[0])
-    result = mapped.Rows(count)
-    with torch.no_grad(), Progress(title, count, "image", shown=shown and bool(title)) as progress:
-        for start in range(0, count, BATCH):
+    count, together = len(tensors[0]), 1 if alone else BATCH
+    if not count:
+        # normalisation layers reject empty batches, so a black image gives the shape
+        yield _computed(function, black(tensors))[:0]
+    with Progress(title, count, "image", shown=shown and bool(title)) as progress:
+        for start in range(0, count, together):
             check_stop()
-            rows = [tensor._rows[start : start + BATCH] for tensor in tensors]
-            found = function(*rows)
+            rows = [tensor._rows[start : start + together] for tensor in tensors]
+            found = _computed(function, rows)
             if start == 0:
                 _check_rows(function, rows, found)
-            result.append(found)
+            yield found
+            mapped.release()
             progress.advance(len(rows[0]))
-        # normalisation layers reject empty batches, so a black image gives the shape
-        return result.all if count else function(*black(tensors))[:0]
 
 
 def apply_scalar(function: Rows, tensors: Sequence[PrivateTensor], *, title: str = "", shown: bool = True) -> Tensor:
@@ -82,8 +97,7 @@ def apply_scalar(function: Rows, tensors: Sequence[PrivateTensor], *, title: str
 
 def row_shape(function: Rows, tensors: Sequence[PrivateTensor]) -> tuple[int, ...]:
     """The shape of one row of a function's result; public, because it is computed from a black image."""
-    with torch.no_grad():
-        return tuple(function(*black(tensors)).shape[1:])
+    return tuple(_computed(function, black(tensors)).shape[1:])
 
 
 def black(tensors: Sequence[PrivateTensor], count: int = 1) -> list[Tensor]:
@@ -91,9 +105,14 @@ def black(tensors: Sequence[PrivateTensor], count: int = 1) -> list[Tensor]:
     return [tensor._rows.new_zeros((count, *tensor._rows.shape[1:])) for tensor in tensors]
 
 
+@torch.no_grad()
+def _computed(function: Rows, rows: Sequence[Tensor]) -> Tensor:
+    return function(*rows)
+
+
 def _check_rows(function: Rows, rows: Sequence[Tensor], result: Tensor) -> None:
     """Check that the function gives the same result for the first row alone as in the batch."""
-    alone = function(*(part[:1] for part in rows))
+    alone = _computed(function, [part[:1] for part in rows])
     if result.ndim == 0 or len(result) != len(rows[0]) or alone.shape != (1, *result.shape[1:]):
         raise ValueError("the function must return one row per example")
     together = result[:1]

@@ -7,15 +7,16 @@ sum is computed from its own rows and bounded as a whole, however many they are.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from rapid.dp.queries import clipped_rows
+from rapid.dp.queries import MOVED_MARGIN, clipped_rows, pairwise_sum
 from rapid.dp.randomness import Randomness
 
-PART = 8192
-"""Rows that are clipped at a time."""
+PART = 1 << 22
+"""Numbers that are clipped at a time."""
 VOTE = 2**24
 """A person's votes in a histogram are whole multiples of 1 / VOTE, so that sums of them are exact."""
 
@@ -68,19 +69,24 @@ class Units:
             holds = torch.zeros(len(self._sizes), dtype=torch.bool).index_fill_(0, self._of_row[holds], True)
         return holds.sum().double().view(1)
 
-    def clipped_sum(self, rows: Tensor, bound: float) -> Tensor:
+    def clipped_sum(self, parts: Iterable[Tensor], bound: float) -> Tensor:
         """Sum of each unit's mean row, clipped; float64 (d,). One unit changes it by at most `bound` in l2.
 
         Args:
-            rows: (n, ...), one row per image.
+            parts: all rows in their order, (m, ...) at a time, one row per image; there is a part, if only of 0 rows.
             bound: see `clipped_rows`.
         """
-        if self._of_row is not None:
-            flat = rows.detach().cpu().double().reshape(len(rows), math.prod(rows.shape[1:]))
-            sums = torch.zeros(len(self._sizes), flat.shape[1], dtype=torch.float64)
-            rows = sums.index_add_(0, self._of_row, flat).div_(self._sizes.view(-1, 1))
-        # in parts, because rows in float64 may be larger than memory; their sums are added pairwise, as torch does
-        return torch.stack([clipped_rows(part, bound).sum(0) for part in rows.split(PART)]).sum(0)
+        if self._of_row is None:
+            return pairwise_sum(clipped_rows(some, bound).sum(0) for part in parts for some in _split(part))
+        sums, start = torch.zeros(0), 0
+        for part in parts:
+            flat = part.detach().cpu().double().reshape(len(part), math.prod(part.shape[1:]))
+            if not start:
+                sums = torch.zeros(len(self._sizes), flat.shape[1], dtype=torch.float64)
+            sums.index_add_(0, self._of_row[start : start + len(part)], flat)
+            start += len(part)
+        sums.div_(self._sizes.view(-1, 1))
+        return pairwise_sum(clipped_rows(some, bound, MOVED_MARGIN).sum(0) for some in _split(sums))
 
     def votes(self, found: Tensor, bins: int) -> Tensor:
         """Votes for each bin, float64 (bins,). One unit has one vote, so it changes them by at most 1 in l2.
@@ -98,3 +104,9 @@ class Units:
         shares = rows * VOTE // self._sizes[pairs // bins]
         total = torch.zeros(bins, dtype=torch.int64).index_add_(0, pairs % bins, shares)
         return total.double() / VOTE
+
+
+def _split(rows: Tensor) -> Sequence[Tensor]:
+    """In parts, because rows are larger in float64."""
+    parts: tuple[Tensor, ...] = rows.split(max(1, PART // max(1, math.prod(rows.shape[1:]))))
+    return parts

@@ -188,7 +188,7 @@ def _take_trial(folder: _TrialsFolder, plan: _Plan, scoring: Scoring, device: to
     if not is_finished(out):
         components = run.method.train_private(access, run.base, run.settings)
         write_model(out, run, run.budget, components, selection_statement(plan.selection, name))
-    scores = access.map(scoring.labeller(out, device), access.images)
+    scores = access.map(scoring.labeller(out, device), access.images, decides=True)
 
     def wrong(rows: Tensor, labels: Tensor) -> Tensor:
         return (rows.argmax(1) != labels).long()

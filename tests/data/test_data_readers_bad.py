@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import shutil
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from PIL import Image
 from pyarrow import parquet
 from tests_sets import STRUCT, as_binary_parquet, as_metadata_csv, as_npz, as_tar, some, write_csv
 
@@ -121,6 +124,22 @@ def test_damaged_files_say_nothing_of_their_content(tmp_path: Path) -> None:
             with pytest.raises(InputError, match=r"is damaged|readable image|exactly one image") as caught:
                 load_images(path, "private", show_paths=False, label_column="none")
             assert "smith" not in str(caught.value)
+
+
+def test_libraries_describe_nothing_of_a_private_image(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """libtiff writes about damage past Python, also where it can go on."""
+    content = io.BytesIO()
+    dots = np.random.default_rng(0).random((32, 32)) < 0.5
+    Image.fromarray(dots).save(content, "TIFF", compression="group4")
+    spoilt = bytearray(content.getvalue())
+    spoilt[8] ^= 0x55
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.tif").write_bytes(spoilt)
+    load_images(tmp_path, "public")
+    assert "Bad code word" in capfd.readouterr().err
+    assert len(load_images(tmp_path, "private", show_paths=False)) == 1
+    print("still there", file=sys.stderr)
+    assert capfd.readouterr().err == "still there\n"
 
 
 def test_a_tar_with_samples_that_are_not_one_image(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from rapid.data import ImageSet
 from rapid.dp import Budget, PrivateAccess, PublicFacts, QuerySpec, Ranks, Release
-from rapid.dp.queries import clipped_rows, noisy_sum
+from rapid.dp.queries import clipped_rows, noisy_sum, pairwise_sum
 from rapid.dp.randomness import Randomness
 from rapid.training import RunFolder
 
@@ -74,6 +75,33 @@ def test_many_rows_are_clipped_as_in_a_loop(count: int, seed: int, bound: float)
     rows[draws.random(count) < 0.1, 0, 0] = np.nan
     found = clipped_rows(torch.from_numpy(rows), bound).sum(0)
     np.testing.assert_allclose(found, clipped_sum(rows, bound).reshape(-1), rtol=1e-9, atol=1e-9 * bound)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300))
+def test_pairwise_sums_against_exact_ones(terms: list[float]) -> None:
+    found = pairwise_sum(torch.tensor([term, 1.0], dtype=torch.float64) for term in terms)
+    assert found[1] == len(terms)
+    # each of at most ten additions on the way of a term rounds by 2^-53
+    assert abs(float(found[0]) - math.fsum(terms)) <= 10 * 2.0**-53 * math.fsum(map(abs, terms))
+
+
+def test_wide_rows_of_a_mean_are_not_held(tmp_path: Path) -> None:
+    count, held = 3000, WeakSet[Tensor]()
+    images = ImageSet(np.random.default_rng(0).integers(0, 256, (count, 2, 2), np.uint8), None, ())
+    mean = Release(spec=QuerySpec(name="mean", kind="mean", dataset_size=count), noise_multiplier=1e-3)
+    budget = Budget(epsilon=1, delta=1e-3, dataset_size=count, releases=(mean,))
+    access = PrivateAccess(images, PublicFacts.of(images), budget, RunFolder(tmp_path), device=CPU)
+
+    def wide(rows: Tensor) -> Tensor:
+        assert len(held) <= 1
+        features = rows.flatten(1).double().mean(1, keepdim=True).expand(-1, 5000) / 255 / 5000**0.5
+        if len(rows) > 1:
+            held.add(features)
+        return features
+
+    found = access.mean("mean", wide, access.images)
+    np.testing.assert_allclose(found, images.images.mean() / 255 / 5000**0.5, atol=6e-3 / count)
 
 
 @pytest.mark.parametrize(
