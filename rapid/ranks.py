@@ -24,6 +24,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for the others before it gives up."""
+LONG_TIMEOUT = timedelta(hours=2)
+"""For trainings: while the others wait, the first rank alone chooses settings, writes the index of a knowledge base, or
+warms up and distils a denoiser."""
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 """Environment variable of torch: the process waits for each operation of NCCL, and an operation that fails raises."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from datetime import timedelta
 
 from rapid.bundle import Bundle
 from rapid.bundle.networks import open_networks
@@ -12,21 +11,19 @@ from rapid.config.sections import MethodSettings
 from rapid.errors import InputError
 from rapid.methods import apply_overrides, find_method, load_settings, settings_class
 from rapid.methods.base import Automatic, Extending
-from rapid.ranks import Ranks
+from rapid.ranks import LONG_TIMEOUT, Ranks
 from rapid.runtime import choose_device
 from rapid.stages.automatic import AutomaticChoice
 from rapid.stages.public import build_public_bundle
 
 MINUTES = 30.0
 """Default of --minutes."""
-TIMEOUT = timedelta(hours=2)
-"""The first process alone chooses settings and writes the index of a knowledge base; the others wait."""
 
 
 def build_kb(options: argparse.Namespace) -> None:
     """`rapid build-kb`."""
     device = choose_device(options.device)
-    with Ranks.join(device, TIMEOUT) as ranks:
+    with Ranks.join(device, LONG_TIMEOUT) as ranks:
         networks, settings = ranks.all_or_none(lambda: _asked(options))
         bundle = build_public_bundle(
             options.public,

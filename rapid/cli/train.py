@@ -25,6 +25,7 @@ from rapid.dp.releases import DpSgdSpec, QuerySpec
 from rapid.errors import InputError
 from rapid.methods import apply_overrides, find_method, load_settings
 from rapid.progress import Progress
+from rapid.ranks import LONG_TIMEOUT
 from rapid.rounding import rounded_up
 from rapid.runtime import choose_device
 from rapid.stages.automatic import AutomaticChoice, PrivateChoice
@@ -111,7 +112,7 @@ def _print_plan(
 def train_private(options: argparse.Namespace) -> None:
     """`rapid train-private`."""
     device = choose_device(options.device)
-    with Ranks.join(device) as ranks:
+    with Ranks.join(device, LONG_TIMEOUT) as ranks:
         settings = ranks.all_or_none(lambda: settings_of_run(options.base, options))
         images = ranks.all_or_none(lambda: private_images(options))
         if ranks.first:

@@ -117,8 +117,13 @@ class Choice:
 class Automatic(Protocol):
     """A method that can choose its settings by public facts; offered as `--preset auto`."""
 
-    def choose_public(self, sets: Sequence[ImageSet], resources: Resources) -> Choice:
+    def choose_public(self, sets: Sequence[ImageSet], resources: Resources, image: Tree) -> Choice:
         """Settings of the public stage, and defaults of the private one, by the public images as they were given.
+
+        Args:
+            sets: the public images.
+            resources: what the stage may use.
+            image: what the user set of the section of this name.
 
         Raises:
             InputError: too few images.
@@ -127,7 +132,9 @@ class Automatic(Protocol):
     def seconds_per_gradient(self, settings: Any, device: torch.device) -> float:
         """Measured time of one per-example gradient of the private stage, in seconds."""
 
-    def choose_private(self, settings: Any, facts: PublicFacts, epsilon: float, gradients: float) -> Choice:
+    def choose_private(
+        self, settings: Any, facts: PublicFacts, epsilon: float, gradients: float, processes: int
+    ) -> Choice:
         """Sections that depend on the private run, for the settings of a public bundle.
 
         Public facts only: nothing may depend on private pixels, or on how many images a class has.
@@ -136,7 +143,8 @@ class Automatic(Protocol):
             settings: of the public bundle.
             facts: of the private images.
             epsilon: of the whole run.
-            gradients: number of per-example gradients for which there is time.
+            gradients: number of per-example gradients for which there is time, of all processes together.
+            processes: that share the steps of DP-SGD; the first one does all else alone.
         """
 
 

@@ -11,12 +11,13 @@ from typing import Any, Protocol
 import torch
 
 from rapid.config.presets import AUTO
-from rapid.config.sections import MethodSettings
+from rapid.config.sections import ImageSettings, MethodSettings
 from rapid.data import ImageSet
 from rapid.data.canvas import LARGEST_SIDE, Canvas
 from rapid.errors import InputError
 from rapid.methods import apply_overrides, find_method
 from rapid.methods.base import Automatic, Resources
+from rapid.ranks import Ranks
 from rapid.training import RunFolder
 from rapid.training.run_folder import REMEMBERED
 
@@ -31,7 +32,7 @@ class PrivateChoice(Protocol):
         """What is measured on the first rank, and told to the others; only where `out` holds no earlier run."""
 
     def private_settings(
-        self, settings: MethodSettings, facts: Any, epsilon: float, found: float, out: Path, *, first: bool
+        self, settings: MethodSettings, facts: Any, epsilon: float, found: float, out: Path, ranks: Ranks
     ) -> MethodSettings:
         """The settings of the run; those of an earlier run in `out`, if there is one.
 
@@ -41,7 +42,7 @@ class PrivateChoice(Protocol):
             epsilon: of the whole run.
             found: what `measured` found; 0 if `out` holds an earlier run.
             out: folder of the run.
-            first: whether this is the first rank, which tells.
+            ranks: the processes that share the work; the first one tells what was chosen.
 
         Raises:
             InputError: settings that do not fit.
@@ -79,7 +80,8 @@ class AutomaticChoice:
         """
         chooser, tree = self._chooser(), earlier_settings(out, "build-kb")
         if REMEMBERED not in (RunFolder(out).earlier() or {}):
-            choice = chooser.choose_public(sets, Resources(device, self.minutes, processes, self.begun))
+            resources = Resources(device, self.minutes, processes, self.begun)
+            choice = chooser.choose_public(sets, resources, self._image)
             # a run with a preset may have begun here
             if not tree:
                 self._tell(choice.why)
@@ -92,9 +94,15 @@ class AutomaticChoice:
         Raises:
             InputError: an override that does not fit.
         """
-        own = [override for override in self.overrides if override.strip().startswith("image.")]
-        image = apply_overrides({"method": self.method, "image": {"size": LARGEST_SIDE, "fit": "contain"}}, own).image
+        image = ImageSettings(**{"size": LARGEST_SIDE, "fit": "contain"} | self._image)
         return Canvas(image.size, max(image.size, LARGEST_SIDE), image.fit)
+
+    @property
+    def _image(self) -> dict[str, Any]:
+        """What the user set of the section `image`."""
+        own = [override for override in self.overrides if override.strip().startswith("image.")]
+        names = {override.partition("=")[0].strip().removeprefix("image.") for override in own}
+        return apply_overrides({"method": self.method}, own).image.model_dump(mode="json", include=names)
 
     def measured(self, settings: MethodSettings, device: torch.device, processes: int) -> float:
         """Number of per-example gradients for which the private stage has time, by a measurement."""
@@ -103,16 +111,16 @@ class AutomaticChoice:
         return max(1.0, WORK * Resources(device, self.minutes, processes, self.begun).seconds_left / seconds)
 
     def private_settings(
-        self, settings: MethodSettings, facts: Any, epsilon: float, found: float, out: Path, *, first: bool
+        self, settings: MethodSettings, facts: Any, epsilon: float, found: float, out: Path, ranks: Ranks
     ) -> MethodSettings:
         """By the gradients for which there is time; see `PrivateChoice`."""
         tree = earlier_settings(out, "train-private")
         if not tree:
-            choice = self._chooser().choose_private(settings, facts, epsilon, found)
+            choice = self._chooser().choose_private(settings, facts, epsilon, found, ranks.count)
             tree = settings.model_dump(mode="json")
             for name, section in choice.settings.items():
                 tree[name] = tree[name] | section
-            if first:
+            if ranks.first:
                 self._tell(choice.why)
         return apply_overrides({**tree, "preset": AUTO}, self.overrides).for_private_run(self.overrides)
 

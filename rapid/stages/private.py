@@ -328,7 +328,7 @@ def _chooser(
         return automatic.measured(settings, device, ranks.count) if wanted else 0.0
 
     found = ranks.broadcast(ranks.all_or_none(measure))
-    return lambda facts: automatic.private_settings(settings, facts, epsilon, found, out, first=ranks.first)
+    return lambda facts: automatic.private_settings(settings, facts, epsilon, found, out, ranks)
 
 
 def _earlier_budget(out: Path, asked: Json) -> Budget | None:

@@ -29,6 +29,7 @@ from rapid.errors import InputError, RapidError
 from rapid.methods import apply_overrides, find_method
 from rapid.methods.base import Paced
 from rapid.progress import hidden
+from rapid.ranks import Ranks
 from rapid.stages.automatic import WORK, check_minutes, earlier_settings
 from rapid.stages.private import train_private_bundle
 from rapid.training import Trainer
@@ -82,20 +83,20 @@ class TimedSteps:
         return seconds_per_step(self.base, settings, device, least, people=self.people) / processes
 
     def private_settings(
-        self, settings: MethodSettings, facts: Any, epsilon: float, found: float, out: Path, *, first: bool
+        self, settings: MethodSettings, facts: Any, epsilon: float, found: float, out: Path, ranks: Ranks
     ) -> MethodSettings:
         """With the steps that fit; see `rapid.stages.automatic.PrivateChoice`."""
         _with_steps(settings)
         if earlier := earlier_settings(out, "train-private"):
             steps = earlier.get("private", {}).get("steps")
         else:
-            steps = self._fitting(settings, found)
-            if first:
+            steps = self._fitting(settings, found, ranks.count)
+            if ranks.first:
                 self.say(f"private: {steps:,} steps in {self.minutes:g} minutes, {found:.3g} s each as measured")
         return apply_overrides(settings.model_dump(mode="json"), [f"{STEPS}={steps}"])
 
-    def _fitting(self, settings: MethodSettings, seconds: float) -> int:
-        """The number of steps of so many seconds that fit, beside the other work of the method.
+    def _fitting(self, settings: MethodSettings, seconds: float, processes: int) -> int:
+        """The number of steps of so many seconds that fit, beside the other work of the method, by the first process.
 
         Raises:
             InputError: none fits.
@@ -103,7 +104,7 @@ class TimedSteps:
         method, own = find_method(settings.method), _with_steps(settings)
         other = 0.0
         if isinstance(method, Paced):
-            other = method.other_work(settings) / (own.expected_batch * own.multiplicity) * seconds
+            other = method.other_work(settings) / (own.expected_batch * own.multiplicity) * seconds * processes
         steps = int((WORK * 60 * self.minutes - other) / seconds)
         if other and steps < 1:
             raise InputError(

@@ -1,4 +1,4 @@
-"""The minutes that a public stage takes, of those that it was given."""
+"""Settings that are chosen for the public stage, and the minutes that it takes, of those that it was given."""
 
 from __future__ import annotations
 
@@ -7,9 +7,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests_process import run
 
+from rapid.data import load_images
+from rapid.stages.automatic import AutomaticChoice
+
 MINUTES, TRIES = 1.0, 3
+
+
+def test_an_image_size_that_was_set_is_planned_for(tmp_path: Path) -> None:
+    said: list[str] = []
+    request = AutomaticChoice("rapid", ("image.size=24", "probe.channels=8"), 0.01, said.append)
+    images = np.random.default_rng(0).integers(0, 256, (60, 16, 16), np.uint8)
+    np.savez(tmp_path / "public.npz", images=images)
+    canvas = request.canvas()
+    sets = [load_images(tmp_path / "public.npz", "public", target=canvas)]
+    found = request.public_settings(sets, tmp_path / "base", torch.device("cpu"))
+    assert (found.image.size, found.image.channels, found.image.fit) == (24, 1, "contain")
+    assert said[0].startswith("images: 24x24, grey")
 
 
 @pytest.mark.alone

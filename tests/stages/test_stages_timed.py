@@ -19,6 +19,7 @@ from rapid.methods import apply_overrides, find_method
 from rapid.methods.base import Paced
 from rapid.methods.dp_gan.settings import DpGanSettings
 from rapid.methods.rapid.settings import RapidSettings
+from rapid.ranks import Ranks
 from rapid.stages.automatic import WORK
 from rapid.stages.private import train_private_bundle
 from rapid.stages.timed import TimedSteps, seconds_per_step
@@ -122,12 +123,12 @@ def test_warm_up_and_distillation_take_part_of_the_minutes(tmp_path: Path, tiny_
                  "private.distillation.training={steps: 10, batch_size: 20, warmup_steps: 1}"]  # fmt: skip
     settings = apply_overrides(tiny_settings.model_dump(mode="json"), overrides)
     request = TimedSteps(None, (), 1.0, print)
-    found = request.private_settings(settings, None, 1.0, 0.5, tmp_path, first=False)
+    found = request.private_settings(settings, None, 1.0, 0.5, tmp_path, Ranks(1, 2))
     assert isinstance(found.private, DpSgdSettings)
     other = (0.6 * 1000 + 2 * (0.3 * 240 + 0.6 * 200)) / 100
-    assert found.private.steps == int((WORK * 60 - other * 0.5) / 0.5)
+    assert found.private.steps == int((WORK * 60 - 2 * other * 0.5) / 0.5)
     with pytest.raises(InputError, match=r"too few: what comes beside DP-SGD takes about 0\.1 of them"):
-        TimedSteps(None, (), 0.05, print).private_settings(settings, None, 1.0, 0.5, tmp_path, first=False)
+        TimedSteps(None, (), 0.05, print).private_settings(settings, None, 1.0, 0.5, tmp_path, Ranks())
 
 
 def test_what_comes_before_the_steps_is_not_measured(tiny_settings: RapidSettings) -> None:
@@ -160,7 +161,7 @@ def test_a_method_without_steps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no steps"):
         choice.measured(settings, CPU, 1)
     with pytest.raises(InputError, match="has no steps"):
-        choice.private_settings(settings, None, 1.0, 0.0, tmp_path, first=True)
+        choice.private_settings(settings, None, 1.0, 0.0, tmp_path, Ranks())
 
 
 def _with_batch(settings: RapidSettings, batch: int) -> RapidSettings:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rapid.methods.base import BaseUse, Choice, Description, PublicImages, Resources
+from rapid.methods.base import BaseUse, Choice, Description, PublicImages, Resources, Tree
 from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
 
 if TYPE_CHECKING:
@@ -49,11 +49,11 @@ class Rapid:
         fixed = ("image", "schedule", "autoencoder", "denoiser", "encoder", "probe", "retrieval.k")
         return fixed if settings.retrieval.enabled else (*fixed, "retrieval.enabled")
 
-    def choose_public(self, sets: Sequence[ImageSet], resources: Resources) -> Choice:
+    def choose_public(self, sets: Sequence[ImageSet], resources: Resources, image: Tree) -> Choice:
         """By the sizes, colours and symmetries of the public images, and measured times."""
         from rapid.methods.rapid.automatic import choose_public
 
-        return choose_public(sets, resources)
+        return choose_public(sets, resources, image)
 
     def seconds_per_gradient(self, settings: RapidSettings, device: torch.device) -> float:
         """Of the denoiser."""
@@ -61,11 +61,13 @@ class Rapid:
 
         return seconds_per_gradient(settings, device)
 
-    def choose_private(self, settings: RapidSettings, facts: PublicFacts, epsilon: float, gradients: float) -> Choice:
+    def choose_private(
+        self, settings: RapidSettings, facts: PublicFacts, epsilon: float, gradients: float, processes: int
+    ) -> Choice:
         """By N and epsilon."""
         from rapid.methods.rapid.automatic_private import choose_private
 
-        return choose_private(settings, facts, epsilon, gradients)
+        return choose_private(settings, facts, epsilon, gradients, processes)
 
     def train_public(self, builder: BundleBuilder, public: PublicImages, settings: RapidSettings) -> Description:
         """Make autoencoder, denoiser and probe features; with retrieval, encoder and knowledge base."""

@@ -79,17 +79,18 @@ FEW_IMAGES = 100_000
 """Up to this number of public images, four random views of each are trained on."""
 
 
-def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
+def choose_public(sets: Sequence[ImageSet], resources: Resources, image: Tree) -> Choice:
     """Settings of the public stage, and defaults of the private one.
 
     Args:
         sets: the public image sets as they were given.
         resources: device, and minutes of the stage.
+        image: what the user set of the section of this name.
 
     Returns:
         Settings, and lines that say what was chosen and why.
     """
-    image, why = _image(sets)
+    image, why = _image(sets, image)
     form, count = ImageSettings.model_validate(image), sum(len(part) for part in sets)
     images = join([fit_images(_sampled(part, count), form, "public") for part in sets], "public")
     pixels = images.images
@@ -119,20 +120,22 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources) -> Choice:
     return Choice(tree, tuple(why))
 
 
-def _image(sets: Sequence[ImageSet]) -> tuple[Tree, list[str]]:
-    """Size, channels and fit: the largest public images decide. Private images may be larger."""
+def _image(sets: Sequence[ImageSet], given: Tree) -> tuple[Tree, list[str]]:
+    """Size, channels and fit, as set or by the largest public images. Private images may be larger."""
     if sum(map(len, sets)) == 1:
         raise InputError("public", "has a single image; give more, on which networks can be trained", sets[0].source)
     found = [part.stored or Stored.alike(part.images) for part in sets]
     side, channels = max(one.side for one in found), max(one.channels for one in found)
     size = min(LARGEST_SIDE, max(16, -(-side // 16) * 16))
+    image: Tree = {"size": size, "channels": channels, "fit": "contain"} | given
+    size, channels = image["size"], image["channels"]
     sizes = " and ".join(dict.fromkeys(one.sizes for one in found))
     if side > size:
         how = f"scaled down from {sizes} with their aspect ratio kept, and padded"
     else:
         how = "as they are" if sizes == f"{size}x{size}" else f"padded from {sizes}"
     line = f"images: {size}x{size}, {'colour' if channels == 3 else 'grey'}, {how}"
-    return {"size": size, "channels": channels, "fit": "contain"}, [line]
+    return image, [line]
 
 
 def _latents(pixels: NDArray[np.uint8], image: Tree) -> tuple[Tree, Tensor, str]:

@@ -62,6 +62,8 @@ PASSES = {"linear": 3, "kl": 2}
 """Over the images, beside trainings, by kind of autoencoder: basis, statistics, and the latents that are trained on."""
 ENCODED = 0.1
 """Share of the time for these passes, from which the number of views follows where an autoencoder is trained."""
+LEAST_PART = 2
+"""Examples of a process in a measured step; the encoder needs two to tell apart."""
 LEFT = 0.03
 """Share of the time for files, and for what differs from the measurement."""
 
@@ -80,7 +82,7 @@ def choose_networks(tree: Tree, count: int, classes: int, labelled: bool, resour
         A line for the user.
     """
     device, least = resources.device, min(MEASURED_SECONDS, MEASURED_SHARE * resources.seconds)
-    pace = _Pace(tree, classes, device, least)
+    pace = _Pace(tree, classes, device, least, resources.processes)
     side, trained = RapidSettings.model_validate(tree).latent_size, tree["autoencoder"]["kind"] == "kl"
     tree["denoiser"] = denoiser_of(WIDTHS[0], side)
     each = pace.encoding()
@@ -157,18 +159,22 @@ def _seconds_per_example(settings: RapidSettings, classes: int, device: torch.de
 class _Pace:
     """Times of the trainings of the public stage, which are run for a few steps on random images.
 
+    Several processes share the batch of a step: one is measured, with its part, and times are those of all together.
+
     Args:
         tree: settings; those of the denoiser may change between two measurements.
         classes: number of public classes.
         device: where to train.
         least: seconds that a measurement takes, about.
+        processes: that share each step.
     """
 
-    def __init__(self, tree: Tree, classes: int, device: torch.device, least: float) -> None:
+    def __init__(self, tree: Tree, classes: int, device: torch.device, least: float, processes: int = 1) -> None:
         self._tree = tree
         self._classes = classes
         self._device = device
         self._least = least
+        self._processes = processes
         form = RapidSettings.model_validate(tree).image
         shape = (SAMPLE, form.size, form.size) + (3,) * (form.channels == 3)
         self._images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
@@ -184,7 +190,7 @@ class _Pace:
         def train(steps: int, checkpoint: Checkpoint) -> None:
             train_autoencoder(self._autoencoder_recipe(steps), self._views(), self._device, checkpoint)
 
-        return seconds_per_training_step(train, self._device, self._least)
+        return self._processes * seconds_per_training_step(train, self._device, self._least)
 
     def denoiser(self) -> float:
         """Seconds of a step of the denoiser."""
@@ -194,18 +200,18 @@ class _Pace:
         def train(steps: int, checkpoint: Checkpoint) -> None:
             train_denoiser(self._denoiser_recipe(steps), latents, labels, self._classes, checkpoint)
 
-        return seconds_per_training_step(train, self._device, self._least)
+        return self._processes * seconds_per_training_step(train, self._device, self._least)
 
     def probe(self) -> float:
         """Seconds of a step of the features of the probe."""
         s = self._settings
 
         def train(steps: int, checkpoint: Checkpoint) -> None:
-            own = s.probe.model_copy(update={"training": _few(steps, BATCH["probe"])})
+            own = s.probe.model_copy(update={"training": self._few(steps, BATCH["probe"])})
             recipe = ProbeRecipe(images="", image=s.image, probe=own)
             train_features(recipe, self._images, self._labels, self._classes, self._device, checkpoint)
 
-        return seconds_per_training_step(train, self._device, self._least)
+        return self._processes * seconds_per_training_step(train, self._device, self._least)
 
     def encoder(self) -> float:
         """Seconds of a step of the trajectory encoder, whose queries run the denoiser."""
@@ -215,7 +221,7 @@ class _Pace:
         def train(steps: int, checkpoint: Checkpoint) -> None:
             train_encoder(self._encoder_recipe(steps), self._images, autoencoder, denoiser, self._device, checkpoint)
 
-        return seconds_per_training_step(train, self._device, self._least)
+        return self._processes * seconds_per_training_step(train, self._device, self._least)
 
     def encoding(self) -> float:
         """Seconds in which a view of an image is made and brought to its latent."""
@@ -270,19 +276,19 @@ class _Pace:
 
     def _autoencoder_recipe(self, steps: int) -> AutoencoderRecipe:
         s = self._settings
-        own = s.autoencoder.model_copy(update={"training": _few(steps, BATCH["autoencoder"])})
+        own = s.autoencoder.model_copy(update={"training": self._few(steps, BATCH["autoencoder"])})
         return AutoencoderRecipe(
             images="", image=s.image, views=0, augment=s.augmentations.augment, autoencoder=own
         )  # fmt: skip
 
     def _encoder_recipe(self, steps: int = 1) -> EncoderRecipe:
         s = self._settings
-        own = s.encoder.model_copy(update={"training": _few(steps, BATCH["encoder"])})
+        own = s.encoder.model_copy(update={"training": self._few(steps, BATCH["encoder"])})
         return EncoderRecipe(images="", schedule=s.schedule, encoder=own, latent_shape=s.latent_shape, k=s.retrieval.k)
 
     def _denoiser_recipe(self, steps: int) -> DenoiserRecipe:
         s = self._settings
-        own = s.denoiser.model_copy(update={"training": _few(steps, DENOISER[self._device.type][0])})
+        own = s.denoiser.model_copy(update={"training": self._few(steps, DENOISER[self._device.type][0])})
         return DenoiserRecipe(
             images="",
             views=0,
@@ -292,6 +298,7 @@ class _Pace:
             latent_shape=s.latent_shape,
         )
 
-
-def _few(steps: int, batch: int) -> Training:
-    return Training(steps=steps, batch_size=batch, warmup_steps=0, ema_decay=0.98)
+    def _few(self, steps: int, batch: int) -> Training:
+        """A few steps of one process, with its part of the batch."""
+        own = max(LEAST_PART, batch // self._processes)
+        return Training(steps=steps, batch_size=own, warmup_steps=0, ema_decay=0.98)

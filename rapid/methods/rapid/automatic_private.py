@@ -38,10 +38,16 @@ LEAST_ACCEPTED = 1 / 3
 before DP-SGD raised the share of right images from 56 to 67 %. On classes of CIFAR-100, where it took 15 %, it changed
 nothing."""
 LARGEST_MULTIPLICITY = 4
+LEVELS, UNMEASURED = 0.25, {"enough_accepted": 0.0, "least_accepted": 0.0, "confidence": 0.0}
+"""Largest share of the time for finding levels of guidance and confidence, and what images are drawn with instead."""
+FEW_DRAWS = 32
+"""Of examples in a step: fewer are said to be too few."""
 
 
-def choose_private(settings: RapidSettings, facts: PublicFacts, epsilon: float, gradients: float) -> Choice:
-    """The section `private` without its objective, which the public bundle decides.
+def choose_private(
+    settings: RapidSettings, facts: PublicFacts, epsilon: float, gradients: float, processes: int = 1
+) -> Choice:
+    """The section `private` without its objective, which the public bundle decides, and parts of `generation`.
 
     The same on all machines for the same arguments.
 
@@ -52,19 +58,24 @@ def choose_private(settings: RapidSettings, facts: PublicFacts, epsilon: float, 
         settings: of the public bundle.
         facts: of the private images.
         epsilon: of the whole run.
-        gradients: number of per-example gradients for which there is time.
+        gradients: number of per-example gradients for which there is time, of all processes together.
+        processes: that share the steps; the first one does all else alone, while the others wait.
     """
     moments: Tree = settings.private.moments.model_dump(mode="json")
-    gradients = max(1.0, gradients - levels_work(settings, len(facts.classes)))
+    levels, generation = processes * levels_work(settings, len(facts.classes)), Tree()
+    if levels > LEVELS * gradients:
+        levels, generation = 0.0, dict(UNMEASURED)
+    gradients -= levels
+    alone = gradients / processes
     distillation: Tree = {}
     if moments["share"] > 0:
         warmup = moments["warmup"]
-        steps = int(WARMUP * gradients / PLAIN_GRADIENT / SMALL_BATCH)
+        steps = int(WARMUP * alone / PLAIN_GRADIENT / SMALL_BATCH)
         warmup |= {
             "batch_size": SMALL_BATCH, "learning_rate": WARMUP_RATE, "steps": max(1, min(MOST_WARMUP, steps))
         }  # fmt: skip
         judged = facts.classes and settings.probe.enabled
-        distillation = _distillation(settings, gradients, len(facts.classes)) if judged else {}
+        distillation = _distillation(settings, alone, len(facts.classes)) if judged else {}
         gradients *= 1 - WARMUP - (DISTILLATION if distillation else 0)
     steps_at_1, size_at_1 = REFERENCE
     wanted = steps_at_1 * (epsilon * facts.dataset_size / size_at_1) ** EXPONENT
@@ -95,7 +106,12 @@ def choose_private(settings: RapidSettings, facts: PublicFacts, epsilon: float, 
         f"private: {first}{steps} steps by N = {facts.dataset_size:,} and epsilon {epsilon:g}, of {batch} images on "
         f"average, {multiplicity} {drawn} each; about {used:.0%} of the time for DP-SGD, as measured"
     )
-    return Choice({"private": private}, (why,))
+    lines = [why]
+    if draws < FEW_DRAWS and draws < size:
+        lines.append(f"private: {max(1, int(draws))} gradients a step drown in noise; give more --minutes")
+    if generation:
+        lines.append("images: no time to find levels of guidance and confidence; all classes get full guidance")
+    return Choice({"private": private} | ({"generation": generation} if generation else {}), tuple(lines))
 
 
 def _distillation(settings: RapidSettings, gradients: float, classes: int) -> Tree:

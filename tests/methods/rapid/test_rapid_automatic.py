@@ -17,7 +17,7 @@ from rapid.data.augmented import AugmentedImages
 from rapid.diffusion.solvers import late_grid
 from rapid.dp.access import PublicFacts
 from rapid.methods import apply_overrides
-from rapid.methods.base import Resources, Tree
+from rapid.methods.base import Choice, Resources, Tree
 from rapid.methods.rapid.automatic import FLOOR, choose_public
 from rapid.methods.rapid.automatic_private import choose_private, seconds_per_gradient
 from rapid.methods.rapid.diagnosis import autoencoder_psnr
@@ -38,7 +38,7 @@ def photographs(count: int, height: int = 32, width: int = 32) -> NDArray[np.uin
 
 def chosen(images: NDArray[np.uint8], minutes: float = 0.01, labelled: bool = True) -> tuple[Tree, RapidSettings]:
     labels = np.arange(len(images)) % 3 if labelled else None
-    found = choose_public([ImageSet(images, labels, ("a", "b", "c") if labelled else ())], Resources(CPU, minutes))
+    found = choose_public([ImageSet(images, labels, ("a", "b", "c") if labelled else ())], Resources(CPU, minutes), {})
     settings = apply_overrides(found.settings, [])
     assert isinstance(settings, RapidSettings)
     assert all(line and "\n" not in line for line in found.why)
@@ -73,7 +73,7 @@ def test_letters_and_photographs_get_what_suits_them() -> None:
 @pytest.mark.parametrize(("sample", "told"), [("letters", True), (None, False)])
 def test_writing_is_told_of_networks_that_know_it(sample: str | None, told: bool) -> None:
     images = photographs(100)[..., 0] if sample is None else load_images(sample_path(sample), "-").images
-    why = choose_public([ImageSet(images, None, ())], Resources(CPU, 0.01)).why
+    why = choose_public([ImageSet(images, None, ())], Resources(CPU, 0.01), {}).why
     assert any("--networks builtin:scripts" in line for line in why) is told
 
 
@@ -117,7 +117,7 @@ def test_an_encoder_is_planned_only_where_retrieval_works() -> None:
     found = {}
     for name, own in (("on", labels), ("off", np.random.default_rng(3).permutation(labels))):
         images = ImageSet(pixels, own, tuple(map(str, range(20))))
-        choice = choose_public([images], Resources(CPU, 0.05))
+        choice = choose_public([images], Resources(CPU, 0.05), {})
         found[name] = choice.settings, apply_overrides(choice.settings, []), choice.why[-1]
     for name, enabled in (("on", True), ("off", False)):
         tree, settings, line = found[name]
@@ -167,6 +167,52 @@ def test_private_settings_fit_the_images_and_the_time(
         assert tones is None
     more = choose_private(base, facts, 2 * epsilon, gradients).settings["private"]
     assert more["steps"] >= own["steps"]
+
+
+def test_what_was_set_of_the_image_is_planned_for() -> None:
+    """Settings of the network follow from the size that the images will have, not from the one that would be chosen."""
+    images = [ImageSet(photographs(60, 96, 96), None, ())]
+    small = apply_overrides(choose_public(images, Resources(CPU, 0.01), {}).settings, [])
+    large = choose_public(images, Resources(CPU, 0.01), {"size": 128, "fit": "pad"})
+    found = apply_overrides(large.settings, [])
+    assert isinstance(found, RapidSettings)
+    assert isinstance(small, RapidSettings)
+    assert (small.image.size, found.image.size, found.image.fit, found.image.channels) == (64, 128, "pad", 3)
+    assert found.latent_size <= 16
+    assert large.why[0].startswith("images: 128x128, colour")
+
+
+def planned(classes: int, gradients: float, processes: int = 1) -> Choice:
+    base = apply_overrides(
+        {"method": "rapid", "autoencoder": {"kind": "linear", "patch": 2}},
+        ["private.moments.share=0.3", "generation.probe_guidance=0.5", "generation.enough_accepted=0.33",
+         "generation.confidence=0.9", "generation.least_accepted=0.8", "generation.steps=10"],
+    )  # fmt: skip
+    assert isinstance(base, RapidSettings)
+    facts = PublicFacts(50_000, tuple(map(str, range(classes))), (32, 32, 3))
+    return choose_private(base, facts, 10.0, gradients, processes)
+
+
+def test_levels_leave_time_for_private_training() -> None:
+    few, many, none = planned(10, 200_000), planned(100, 130_000), planned(10, 500)
+    assert "generation" not in few.settings
+    for found in (many, none):
+        assert found.settings["generation"] == {"enough_accepted": 0, "least_accepted": 0, "confidence": 0}
+        assert any("levels of guidance" in line for line in found.why)
+    own = many.settings["private"]
+    assert own["expected_batch"] * own["multiplicity"] * own["steps"] > 0.6 * 130_000
+    assert any("give more --minutes" in line for line in none.why)
+    assert not any("give more --minutes" in line for line in (*few.why, *many.why))
+
+
+def test_the_first_of_several_processes_works_alone_in_its_own_time() -> None:
+    def alone(processes: int) -> float:
+        own = planned(10, 4e5, processes).settings["private"]
+        warmup, distilled = own["moments"]["warmup"], own["distillation"]["training"]
+        return 0.6 * (warmup["steps"] * warmup["batch_size"] + distilled["steps"] * distilled["batch_size"])
+
+    # each of four processes has a quarter of the gradients, and the levels take four times as much of all
+    assert alone(4) == pytest.approx(alone(1) / 4, rel=0.15)
 
 
 def test_the_time_of_a_gradient_is_measured() -> None:

@@ -68,6 +68,15 @@ def test_time_that_others_leave_goes_to_the_denoiser() -> None:
     )
 
 
+def test_processes_share_the_batch_of_a_step() -> None:
+    """A step of all of them takes as long as the part of one; small parts take nearly as long as the whole batch."""
+    tree, shared = small(), small()
+    choose_networks(tree, 1000, 3, True, Resources(CPU, 1.0))
+    choose_networks(shared, 1000, 3, True, Resources(CPU, 1.0, processes=16))
+    one, sixteen = (part["denoiser"]["training"]["steps"] for part in (tree, shared))
+    assert one < sixteen < 12 * one
+
+
 def test_time_that_is_over_is_not_planned_again() -> None:
     late, _ = planned(1, begun=time.monotonic() - 60)
     for name in ("denoiser", "probe", "encoder"):
