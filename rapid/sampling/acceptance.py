@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid.mapped import empty, release
+
 
 class AcceptanceRate:
     """Running share of candidates that are accepted, over all requests to a model.
@@ -91,7 +93,7 @@ class Acceptance:
         self._open: dict[int, deque[int]] = defaultdict(deque)
         for place, label in enumerate(wanted.tolist()):
             self._open[label].append(place)
-        self._reserve: list[tuple[int, NDArray[np.uint8], NDArray[np.float32]]] = []
+        self._reserve = _Reserve()
 
     def offer(self, candidate: int, image: NDArray[np.uint8], probabilities: NDArray[np.float32]) -> list[Accepted]:
         """Offer the next candidate; return the place that accepts it, or an empty list.
@@ -104,8 +106,7 @@ class Acceptance:
         found = self.found(probabilities)
         places = None if found is None else self._open.get(found)
         if not places:
-            # copies, because a view would keep the whole batch in memory
-            self._reserve.append((candidate, image.copy(), probabilities.copy()))
+            self._reserve.append(candidate, image, probabilities)
             if len(self._reserve) > 2 * self.missing + SLACK:
                 self._prune()
             return []
@@ -139,19 +140,19 @@ class Acceptance:
             raise ValueError(f"{self.missing} places are open, but only {len(self._reserve)} candidates are in reserve")
         chosen = self._choice() if self.missing else {}
         filled = [
-            Accepted(place, *self._reserve[index][:2])
+            Accepted(place, *self._reserve[index])
             for label, rows in chosen.items()
             for place, index in zip(self._open[label], rows, strict=True)
         ]
         self._open.clear()
-        self._reserve = []
+        self._reserve = _Reserve()
         self.missing = 0
         return filled
 
     def _choice(self) -> dict[int, list[int]]:
         """For each class, in their order, the rows of the reserve that its open places get, the likeliest first."""
         left, chosen = np.arange(len(self._reserve)), {}
-        probabilities = np.stack([row for _, _, row in self._reserve])
+        probabilities = np.stack(self._reserve.probabilities)
         for label, places in sorted(self._open.items()):
             best = left[np.argsort(-probabilities[left, label], kind="stable")[: len(places)]]
             chosen[label] = best.tolist()
@@ -160,5 +161,45 @@ class Acceptance:
 
     def _prune(self) -> None:
         """Drop what could fill no place: places only become fewer, so the choice among all is one among the chosen."""
-        kept = sorted(index for rows in self._choice().values() for index in rows)
-        self._reserve = [self._reserve[index] for index in kept]
+        self._reserve.keep(sorted(index for rows in self._choice().values() for index in rows))
+
+
+class _Reserve:
+    """Candidates that no place has accepted yet, in their order; pixels of many are mapped from a file.
+
+    Attributes:
+        probabilities: of the classes, by the probe, float32 (classes,) for each candidate.
+    """
+
+    def __init__(self) -> None:
+        self.probabilities: list[NDArray[np.float32]] = []
+        self._numbers: list[int] = []
+        self._pixels: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, row: int) -> tuple[int, NDArray[np.uint8]]:
+        """Number and image."""
+        return self._numbers[row], self._pixels[row]
+
+    def append(self, candidate: int, image: NDArray[np.uint8], probabilities: NDArray[np.float32]) -> None:
+        """Add a copy of a candidate: a view would keep its whole batch in memory."""
+        held = len(self)
+        if held == len(self._pixels):
+            more = empty((max(SLACK, 2 * held), *image.shape))
+            if held:
+                more[:held] = self._pixels
+                release()
+            self._pixels = more
+        self._pixels[held] = image
+        self._numbers.append(candidate)
+        self.probabilities.append(probabilities.copy())
+
+    def keep(self, rows: list[int]) -> None:
+        """Drop all but these rows, which are in ascending order."""
+        for place, row in enumerate(rows):
+            self._pixels[place] = self._pixels[row]
+        release()
+        self._numbers = [self._numbers[row] for row in rows]
+        self.probabilities = [self.probabilities[row] for row in rows]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -97,6 +99,26 @@ def test_the_reserve_does_not_keep_a_batch_in_memory() -> None:
     acceptance.offer(0, images[0], probabilities[0])
     images[:] = 9
     assert acceptance.fill()[0].image.max() == 0
+
+
+def test_a_large_reserve_is_mapped_from_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is filled from as one in memory."""
+
+    def filled() -> list[tuple[int, int, int]]:
+        acceptance = Acceptance(np.arange(900) % 3)
+        images, probabilities = candidates(np.random.default_rng(0).integers(0, 3, 1800).tolist(), 3)
+        probabilities[:, 2] = 0
+        for number in range(1800):
+            acceptance.offer(number, images[number], probabilities[number])
+        held.append(acceptance._reserve._pixels)
+        return [(one.place, one.candidate, int(one.image.max())) for one in acceptance.fill()]
+
+    held: list[np.ndarray] = []
+    expected = filled()
+    monkeypatch.setattr("rapid.mapped.LARGE", 1000)
+    assert filled() == expected
+    assert [isinstance(pixels.base, mmap.mmap) for pixels in held] == [False, True]
+    assert len(expected) >= 300
 
 
 def test_too_few_candidates() -> None:
