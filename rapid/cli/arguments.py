@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rapid.errors import InputError
+
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -99,6 +101,16 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     """`--resume` and `--device`."""
     parser.add_argument("--resume", action="store_true", help="continue an interrupted run in --out")
     add_device(parser)
+
+
+def check_resume(options: argparse.Namespace) -> None:
+    """Refuse `--resume` where `--out` is not there: a run that begins anew may spend the budget of a mistyped name.
+
+    Raises:
+        InputError: see above.
+    """
+    if options.resume and not options.out.exists():
+        raise InputError("out", "holds no run to resume; correct the name, or leave out --resume", options.out)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

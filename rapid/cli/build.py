@@ -6,6 +6,7 @@ import argparse
 
 from rapid.bundle import Bundle
 from rapid.bundle.networks import open_networks
+from rapid.cli.arguments import check_resume
 from rapid.config.presets import AUTO, DEFAULT_METHOD, check_overrides, networks_settings
 from rapid.config.sections import MethodSettings
 from rapid.errors import InputError
@@ -24,6 +25,7 @@ def build_kb(options: argparse.Namespace) -> None:
     """`rapid build-kb`."""
     device = choose_device(options.device)
     with Ranks.join(device, LONG_TIMEOUT) as ranks:
+        ranks.all_or_none(lambda: check_resume(options) if ranks.first else None)
         networks, settings = ranks.all_or_none(lambda: _asked(options))
         bundle = build_public_bundle(
             options.public,

@@ -191,8 +191,8 @@ def _evaluate(subparsers: Subparsers) -> None:
     evaluate.add_argument("--epochs", type=int, default=8, metavar="E", help="for each classifier; default: 8")
     several = "train N classifiers of each kind, and test their ensembles, too; default: 1"
     evaluate.add_argument("--ensemble", type=int, default=1, metavar="N", help=several)
-    out = "the report; an HTML page and a picture are written next to it"
-    evaluate.add_argument("--out", type=Path, metavar="report.json", help=out)
+    out = "the report, needed for images; an HTML page and a picture are written next to it"
+    evaluate.add_argument("--out", type=Path, metavar="FILE.json", help=out)
     add_device(evaluate)
 
 

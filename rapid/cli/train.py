@@ -11,6 +11,7 @@ from typing import Any
 
 from rapid.bundle import Bundle
 from rapid.bundle.card import CLASSIFICATION, privacy_in_words
+from rapid.cli.arguments import check_resume
 from rapid.cli.build import MINUTES, settings_without_base
 from rapid.cli.tables import plan_table
 from rapid.config.presets import AUTO, private_settings
@@ -21,7 +22,7 @@ from rapid.data.private import PrivateImages
 from rapid.data.units import ONE_IMAGE, ONE_PERSON, PeopleFrom
 from rapid.dp import PublicFacts, Ranks, default_delta
 from rapid.dp.proposal import EXPLANATION, choices, propose
-from rapid.dp.releases import DpSgdSpec, QuerySpec
+from rapid.dp.releases import DpSgdSpec, QuerySpec, check_budget
 from rapid.errors import InputError
 from rapid.methods import apply_overrides, find_method, load_settings
 from rapid.progress import Progress
@@ -29,7 +30,7 @@ from rapid.ranks import LONG_TIMEOUT
 from rapid.rounding import rounded_up
 from rapid.runtime import choose_device
 from rapid.stages.automatic import AutomaticChoice, PrivateChoice
-from rapid.stages.private import train_private_bundle
+from rapid.stages.private import check_colours, train_private_bundle
 from rapid.stages.timed import TimedSteps
 
 CLASSES = 10
@@ -52,8 +53,10 @@ def plan(options: argparse.Namespace) -> None:
         if any(number < 1 for number in numbers):
             raise InputError(field, "must be at least 1", min(numbers))
     images = None if options.private is None else private_images(options).load(settings.image)
-    if images is not None and not images.declared:
-        warnings.warn(UNDECLARED, stacklevel=2)
+    if images is not None:
+        check_colours(images, settings, base)
+        if not images.declared:
+            warnings.warn(UNDECLARED, stacklevel=2)
     facts = _facts(options, images)
     delta = default_delta(facts.dataset_size) if options.delta is None else options.delta
     parameters = method.trained_parameters(settings, len(facts.classes) or 1)
@@ -65,6 +68,8 @@ def plan(options: argparse.Namespace) -> None:
 
     pairs = choices(numbers_of, facts.dataset_size, options.batch, options.steps)
     epsilons = options.epsilon or [1.0, 10.0]
+    for epsilon in epsilons:
+        check_budget(epsilon, delta, facts.dataset_size)
     group_size, rows = settings.private.group_size, []
     with Progress("planning", len(pairs) * len(epsilons), "plan") as progress:
         for found in propose(
@@ -115,6 +120,7 @@ def train_private(options: argparse.Namespace) -> None:
     with Ranks.join(device, LONG_TIMEOUT) as ranks:
         settings = ranks.all_or_none(lambda: settings_of_run(options.base, options))
         images = ranks.all_or_none(lambda: private_images(options))
+        ranks.all_or_none(lambda: check_resume(options) if ranks.first else None)
         if ranks.first:
             tell_fit(settings.image)
         bundle = train_private_bundle(

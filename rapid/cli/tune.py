@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from rapid.bundle.card import privacy_in_words
+from rapid.cli.arguments import check_resume
 from rapid.cli.train import private_images, settings_chosen, settings_of_run, tell_fit
 from rapid.config.sections import MethodSettings
 from rapid.dp.selection import Selection
@@ -31,6 +32,7 @@ LEAST_IMAGES = 10
 
 def tune(options: argparse.Namespace) -> None:
     """`rapid tune`."""
+    check_resume(options)
     candidates = _candidates(options)
     if options.score_images < LEAST_IMAGES:
         raise InputError("score_images", f"must be at least {LEAST_IMAGES}", options.score_images)

@@ -7,13 +7,15 @@ preset; lists are replaced as a whole. `--set section.name=value` overrides sing
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from rapid.config.sections import MethodSettings
 from rapid.errors import InputError
@@ -24,6 +26,8 @@ Tree = dict[str, Any]
 """Nested settings as in YAML."""
 PRESETS = resources.files("rapid") / "presets"
 DEFAULT_METHOD = "rapid"
+UNKNOWN = "extra_forbidden"
+"""How pydantic calls a setting that there is not."""
 AUTO = "auto"
 """Given instead of a preset where a method can choose its settings (`rapid.stages.automatic`)."""
 
@@ -114,8 +118,8 @@ def check_overrides(kind: type[MethodSettings], overrides: Sequence[str]) -> Non
         for found in error.errors():
             name = _name(found["loc"])
             # errors of whole sections may be those of defaults beside which the override is not meant to stand
-            if name in names or found["type"] == "extra_forbidden":
-                raise _refusal(name, found["msg"].removeprefix("Value error, ")) from None
+            if name in names or found["type"] == UNKNOWN:
+                raise _refusal(name, _problem(found, kind)) from None
 
 
 def build_settings(kind: type[S], tree: Tree, overrides: Sequence[str]) -> S:
@@ -137,7 +141,7 @@ def build_settings(kind: type[S], tree: Tree, overrides: Sequence[str]) -> S:
         return kind.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
-        raise _refusal(_name(first["loc"]), first["msg"].removeprefix("Value error, ")) from None
+        raise _refusal(_name(first["loc"]), _problem(first, kind)) from None
 
 
 def preset_tree(preset: str, folder: Traversable = PRESETS) -> Tree:
@@ -172,6 +176,22 @@ def _sections(kind: type[BaseModel]) -> Tree:
     """The defaults of the sections of a class."""
     defaults = {name: field.default for name, field in kind.model_fields.items()}
     return {name: value.model_dump(mode="json") for name, value in defaults.items() if isinstance(value, BaseModel)}
+
+
+def _names(tree: Tree, prefix: str = "") -> Iterator[str]:
+    """Names of all sections and settings."""
+    for name, value in tree.items():
+        yield prefix + name
+        if isinstance(value, dict):
+            yield from _names(value, f"{prefix}{name}.")
+
+
+def _problem(found: ErrorDetails, kind: type[BaseModel]) -> str:
+    """What is wrong with a setting, in words."""
+    if found["type"] != UNKNOWN:
+        return found["msg"].removeprefix("Value error, ")
+    near = get_close_matches(_name(found["loc"]), _names(_sections(kind)), 1)
+    return f"there is no such setting{f'; did you mean {near[0]}?' if near else ''}"
 
 
 def _merge(base: Tree, changes: Tree) -> Tree:

@@ -38,8 +38,9 @@ def check_target(path: Path, count: int | None = None) -> None:
         count: number of images, if it is known.
 
     Raises:
-        InputError: another suffix, a file's name that is a folder, a folder that is a file or not empty, a place where
-            nothing can be written, parquet without pyarrow, or more images than a picture can show.
+        InputError: another suffix, a file that exists already, a file's name that is a folder, a folder that is a file
+            or not empty, a place where nothing can be written, parquet without pyarrow, or more images than a picture
+            can show.
     """
     path = Path(os.path.realpath(path))
     if path == Path.cwd():
@@ -47,6 +48,8 @@ def check_target(path: Path, count: int | None = None) -> None:
     if path.suffix in (NPZ, PARQUET, PICTURE):
         if path.is_dir():
             raise InputError("out", "is a folder; choose another name", path)
+        if path.exists():
+            raise InputError("out", "exists already; choose another name, or remove it first", path)
         if path.suffix == PARQUET and find_spec("pyarrow") is None:
             raise InputError("out", "needs pyarrow: pip install pyarrow; or give a folder or .npz", path)
         if path.suffix == PICTURE and (count or 0) > MOST_IN_PICTURE:

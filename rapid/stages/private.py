@@ -23,7 +23,7 @@ from rapid.data.units import ONE_IMAGE, ONE_PERSON
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget, calibrate
 from rapid.dp.ledger import Ledger, Limit, default_path
-from rapid.dp.releases import DpSgdSpec, QuerySpec, default_delta
+from rapid.dp.releases import DpSgdSpec, QuerySpec, check_budget, default_delta
 from rapid.dp.spending import Charge
 from rapid.dp.statement import privacy_statement
 from rapid.errors import InputError
@@ -175,6 +175,7 @@ def _prepare(
     check_pieces(settings, facts.unit)
     size = facts.dataset_size
     spent_at = default_delta(size) if delta is None else delta
+    check_budget(epsilon, spent_at, size)
     asked = {"settings": settings.model_dump(mode="json")} | public_request(images, facts, public, epsilon, spent_at)
     specs = method.releases(settings, facts, public)
     budget = _earlier_budget(out, asked)
@@ -242,12 +243,7 @@ def read_private(
         InputError: bad images.
     """
     loaded = private.load(settings.image, digests=ledger is not None)
-    assert loaded.stored is not None
-    if settings.image.channels == 1 and loaded.stored.channels == 3:
-        made = "--base makes" if base is not None else "image.channels=1 is for"
-        raise InputError(
-            "private", f"has colour images, and {made} grey ones; use image.channels=3 there, or give grey images"
-        )
+    check_colours(loaded, settings, base)
     account = assignment = ""
     if ledger is not None and loaded.digests is not None:
         # hashed as stored on disk, so that the identifier is the same at every image size
@@ -256,6 +252,25 @@ def read_private(
     # what they were before is not for the method
     images = replace(loaded, stored=None, digests=None)
     return images, PublicFacts.of(images), account, assignment
+
+
+def check_colours(loaded: ImageSet, settings: MethodSettings, base: Bundle | None) -> None:
+    """Refuse colour images for a model of grey ones.
+
+    Args:
+        loaded: images as they were read, which know how they are stored.
+        settings: of the run.
+        base: public bundle; None without one.
+
+    Raises:
+        InputError: see above.
+    """
+    assert loaded.stored is not None
+    if settings.image.channels == 1 and loaded.stored.channels == 3:
+        made = "--base makes" if base is not None else "image.channels=1 is for"
+        raise InputError(
+            "private", f"has colour images, and {made} grey ones; use image.channels=3 there, or give grey images"
+        )
 
 
 def public_request(images: ImageSet, facts: PublicFacts, base: Bundle | None, epsilon: float, delta: float) -> Json:

@@ -157,7 +157,9 @@ def _config(settings: MethodSettings, data: PublicData, builder: BundleBuilder, 
         classes=data.classes,
         public=data,
         recipes=builder.recipes,
-        facts=found.facts | ({"findings": list(found.findings)} if found.findings else {}),
+        facts=found.facts
+        | ({"findings": list(found.findings)} if found.findings else {})
+        | ({} if builder.given is None else {"networks": {"name": builder.given.name, "sha256": builder.given.digest}}),
     )
 
 

@@ -34,6 +34,7 @@ def paths(tmp_path: Path, public_bundle: Path, private_bundle: Path, letters: Pa
     np.savez(tmp_path / "large.npz", images=np.zeros((4, 40, 40), np.uint8))
     np.savez(tmp_path / "one.npz", images=np.zeros((1, 28, 28), np.uint8))
     np.savez(tmp_path / "four.npz", images=np.zeros((4, 28, 28), np.uint8), labels=np.arange(4))
+    np.savez(tmp_path / "colours.npz", images=np.full((300, 28, 28, 3), (1, 2, 3), np.uint8))
     np.savez(tmp_path / "unlabelled.npz", images=np.zeros((9, 28, 28), np.uint8))
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "empty").mkdir()
@@ -124,6 +125,12 @@ GENERATE = "generate --model {private} --count 2 --out {new}.npz"
         (EVALUATE.replace("{digits}", "{tmp}/unlabelled.npz"), "--classifiers none"),
         (EVALUATE.replace("{digits}", "{tmp}/unlabelled.npz") + " --classifiers none", "labelled --public"),
         ("info {tmp}/full", "no config.json"),
+        ("plan --base {public} --private {tmp}/colours.npz --epsilon 1", "has colour images, and --base makes grey"),
+        ("plan --base {public} --private {digits} --epsilon 0", "--epsilon 0.0: must be a positive number"),
+        (
+            "train-private --base {public} --private {digits} --epsilon 0 --out {new}",
+            "--epsilon 0.0: must be a positive",
+        ),
         ("serve --model {tmp}/empty --port 0", "--model"),
     ],
 )
@@ -148,13 +155,16 @@ UNREAD = "--public {tmp}/floats.npz"
         (f"build-kb {UNREAD} --out {{tmp}}/full", "holds other files and no run of rapid"),
         (f"build-kb {UNREAD} --out {{public}}", "continue with --resume"),
         (f"build-kb {UNREAD} --out {{tmp}}/full/mine.txt/out", "mine.txt is not a folder; choose another name"),
-        (f"build-kb {UNREAD} --out {{new}} --set retreival.k=3", "--set retreival: Extra inputs"),
+        (f"build-kb {UNREAD} --out {{new}} --set retreival.k=3", "--set retreival: there is no such setting"),
         (f"build-kb {UNREAD} --out {{new}} --set denoiser.channels=many", "--set denoiser.channels: Input should be"),
         (f"build-kb {UNREAD} --out {{new}} --preset nonsense", "unknown; choose one of auto, "),
-        (f"build-kb {UNREAD} --out {{new}} --preset demo --set private.stps=3", "--set private.stps: Extra inputs"),
+        (f"build-kb {UNREAD} --out {{new}} --preset demo --set private.stps=3", "; did you mean private.steps?"),
         ("train-private --base {public} --private {tmp}/floats.npz --epsilon 1 --out {tmp}/full", "holds other files"),
         ("train-private --base {public} --private {tmp}/floats.npz --epsilon 1 --out {private}", "--resume"),
         ("train-private --base {public} --private {tmp}/none --epsilon 1 --out {new} --set private.a=1", "private.a:"),
+        (f"build-kb {UNREAD} --out {{new}} --resume", "holds no run to resume; correct the name, or leave out"),
+        ("train-private --base {public} --private {tmp}/floats.npz --epsilon 1 --out {new} --resume", "holds no run"),
+        ("generate --model {tmp}/none --count 2 --out {tmp}/floats.npz", "floats.npz: exists already; choose another"),
         ("plan --private {tmp}/floats.npz --batch 0", "--batch 0: must be at least 1"),
         ("predict --model {tmp}/none --data {tmp}/none --out {tmp}/full/mine.txt/new.csv", "mine.txt is not a folder"),
         ("evaluate --synthetic {tmp}/none --real {tmp}/none --out {tmp}/full/mine.txt/new.json", "is not a folder"),

@@ -77,7 +77,7 @@ def test_private_files_are_named_only_on_request(
     assert main([*command.split(), *arguments]) == 2
     words = capfd.readouterr().err
     assert "not a readable image" in words
-    assert words.endswith("; rerun with --show-paths to see which\n")
+    assert words.endswith("; rerun with --show-paths for details\n")
     assert "smith" not in words
     assert main([*command.split(), *arguments, "--show-paths"]) == 2
     assert "smith.png: is not a readable image" in capfd.readouterr().err

@@ -70,6 +70,9 @@ def test_an_empty_sub_folder_is_a_class(tmp_path: Path) -> None:
         (path / "a" / f"{name}.png").unlink()
     with pytest.raises(InputError, match="has no images"):
         load_images(path, "private")
+    folder(path / "a", anna=["1"])
+    with pytest.raises(InputError, match="add --unit-folders if these are people"):
+        load_images(path, "private")
 
 
 def test_declared_classes_have_their_order(tmp_path: Path) -> None:
@@ -177,7 +180,7 @@ def test_messages_about_private_images_name_no_file(tmp_path: Path, spoil: Calla
         load_images(path, "private", show_paths=False)
     words = str(hidden.value)
     assert words.startswith(f"private {path}: ")
-    assert words.endswith("; rerun with --show-paths to see which")
+    assert words.endswith("; rerun with --show-paths for details")
     # neither names nor sizes
     assert not re.search(r"anna|class_|png|\d\dx\d\d|RGB,|28|27", words.replace(str(tmp_path), ""))
     assert not caught

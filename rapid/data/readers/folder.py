@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +49,10 @@ def read_folder(source: Source) -> Records:
         raise source.error(UNREADABLE, f"{UNREADABLE} ({error.strerror})", error.filename) from None
     files = [file for _, _, group in groups for file in group]
     if not files:
+        if source.people is None and any(has_image(one) for one in _inner_folders(source.path)):
+            raise source.error(
+                "has images only within folders of its sub-folders; add --unit-folders if these are people"
+            )
         raise source.error(f"has no images ({', '.join(SUFFIXES)})")
     if not names and source.label_column is None:
         _check_no_table(source)
@@ -104,6 +108,10 @@ def _classes(source: Source) -> tuple[tuple[str, ...], list[Group]]:
     return tuple(folder.name for folder in folders), [
         (number, "", image_files(folder)) for number, folder in enumerate(folders)
     ]
+
+
+def _inner_folders(path: Path) -> Iterator[Path]:
+    return (inner for folder in class_folders(path) for inner in class_folders(folder))
 
 
 def _are_splits(folders: Sequence[Path]) -> bool:

@@ -82,4 +82,4 @@ class Source:
             return InputError(self.field, general, self.path)
         if self.show_paths:
             return InputError(self.field, detail, file or self.path)
-        return InputError(self.field, f"{general}; rerun with --show-paths to see which", self.path)
+        return InputError(self.field, f"{general}; rerun with --show-paths for details", self.path)

@@ -86,7 +86,8 @@ def train_public(builder: BundleBuilder, public: PublicImages, settings: RapidSe
         measured = {"retrieval": searched.accuracy, "recall": searched.recall}
         facts |= {name: found._asdict() for name, found in measured.items() if found is not None}
     facts["quality"], lines = stage.quality(autoencoder, probe, searched)
-    return Description(_about(settings, lines), facts, len(pre), len(reference), tuple(lines))
+    about = _about(settings, lines, trained=builder.given is None)
+    return Description(about, facts, len(pre), len(reference), tuple(lines))
 
 
 def bundle_facts(settings: RapidSettings, records: int | None) -> dict[str, Any]:
@@ -313,13 +314,14 @@ class _Stage:
         return as_facts(psnr, floor, searched, known), findings(psnr, floor, searched, known)
 
 
-def _about(settings: RapidSettings, lines: Sequence[str]) -> str:
+def _about(settings: RapidSettings, lines: Sequence[str], *, trained: bool) -> str:
     """Text for the model card."""
     retrieval, T = settings.retrieval, settings.schedule.timesteps
     use = "is in the knowledge base" if retrieval.enabled else "tested them (there is no knowledge base)"
+    used = "trained the networks" if trained else "trained nothing"
     steps = f"Query at step k = {retrieval.k}, value at step v = {retrieval.v}, of T = {T}."
     text = (
-        f"D_pre trained the networks, D_ref {use}; the split is in `split.npz`. `thumbnails/` holds a grey\n"
+        f"D_pre {used}, D_ref {use}; the split is in `split.npz`. `thumbnails/` holds a grey\n"
         "thumbnail of each image, by which `train-private` sees that no private images are among them.\n\n"
         f"Latents: {'x'.join(str(n) for n in settings.latent_shape)}. {steps if retrieval.enabled else f'T = {T}.'}\n"
     )
