@@ -23,7 +23,7 @@ def training_spec(name: str, title: str, settings: DpSgdSettings, facts: PublicF
     """
     size, units = facts.dataset_size, plural(facts.unit)
     if settings.expected_batch > size:
-        problem = f"is larger than the private set; set at most its {size} {units}"
+        problem = f"is larger than the private set; use at most its {size} {units}"
         if facts.unit == ONE_PERSON:
             problem += " (people are drawn, not images)"
         raise InputError("private.expected_batch", problem, settings.expected_batch)
