@@ -110,17 +110,18 @@ def public_card(config: BundleConfig, about: str) -> str:
     images, told = "from public images only", "It holds no private information."
     if public.origins:
         images, told = "from public and synthetic images", public_in_words(public)
-    trained = f"{public.pre_training:,} images trained the networks"
+    held = f"{public.pre_training:,} images trained the networks; {public.reference:,} others are held for reference"
     if given := config.facts.get("networks"):
-        trained = f"{public.pre_training:,} images stand for those that trained its networks, which were given: "
-        trained += f"{given['name']}, sha256 {given['sha256']}"
+        total = public.pre_training + public.reference
+        held = f"{public.reference:,} of {total:,} images are held for reference; the networks were trained on other "
+        held += f"images: {given['name']}, sha256 {given['sha256']}"
     classifies = _classifies(config)
     tag = CLASSIFICATION if classifies else "image-generation"
     return f"""{_front_matter(tag, task=CLASSIFICATION if classifies else GENERATION)}
 # Public bundle ({config.settings.get("preset") or config.method})
 
 Made by rapid {config.rapid}, method {config.method}, {images}: {", ".join(public.sources)}
-({trained}; {public.reference:,} others are held for reference).
+({held}).
 
 {about.strip()}
 

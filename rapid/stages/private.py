@@ -175,7 +175,6 @@ def _prepare(
     check_pieces(settings, facts.unit)
     size = facts.dataset_size
     spent_at = default_delta(size) if delta is None else delta
-    check_budget(epsilon, spent_at, size)
     asked = {"settings": settings.model_dump(mode="json")} | public_request(images, facts, public, epsilon, spent_at)
     specs = method.releases(settings, facts, public)
     budget = _earlier_budget(out, asked)
@@ -277,7 +276,11 @@ def public_request(images: ImageSet, facts: PublicFacts, base: Bundle | None, ep
     """What a run asks for, beside its settings; ready for JSON.
 
     Public numbers only: nothing that depends on the pixels or on how many images a class has.
+
+    Raises:
+        InputError: epsilon or delta out of range.
     """
+    check_budget(epsilon, delta, facts.dataset_size)
     asked: Json = {
         "epsilon": epsilon,
         "delta": delta,

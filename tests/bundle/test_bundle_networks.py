@@ -70,6 +70,13 @@ def test_classes_become_those_of_the_images(networks: Bundle, built: Bundle) -> 
     torch.testing.assert_close(own[:-1], weights @ table[:-1])
 
 
+def test_the_card_names_networks_that_were_given(networks: Bundle, built: Bundle) -> None:
+    card = (built.path / "README.md").read_text(encoding="utf-8")
+    assert f"trained on other images: {networks.name}, sha256 {networks.digest}" in card
+    assert "D_pre trained nothing" in card
+    assert "images trained the networks" not in card
+
+
 def test_similarity_of_classes() -> None:
     features = torch.randn(5, 9, generator=torch.Generator().manual_seed(0))
     features[:, -1] = 0.3

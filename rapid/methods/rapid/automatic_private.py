@@ -108,7 +108,7 @@ def choose_private(
     )
     lines = [why]
     if draws < FEW_DRAWS and draws < size:
-        lines.append(f"private: {max(1, int(draws))} gradients a step drown in noise; give more --minutes")
+        lines.append(f"private: {max(1, int(draws))} gradients a step are too few for the noise; give more --minutes")
     if generation:
         lines.append("images: no time to find levels of guidance and confidence; all classes get full guidance")
     return Choice({"private": private} | ({"generation": generation} if generation else {}), tuple(lines))
