@@ -30,7 +30,8 @@ from rapid.ranks import LONG_TIMEOUT
 from rapid.rounding import rounded_up
 from rapid.runtime import choose_device
 from rapid.stages.automatic import AutomaticChoice, PrivateChoice
-from rapid.stages.private import check_colours, train_private_bundle
+from rapid.stages.private import train_private_bundle
+from rapid.stages.private_set import check_colours
 from rapid.stages.timed import TimedSteps
 
 CLASSES = 10

@@ -7,7 +7,6 @@ is in it is not covered by the charge, and must not be passed on.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -16,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import BaseModel, Field
@@ -28,7 +26,6 @@ from rapid.config.sections import MethodSettings
 from rapid.data.private import PrivateImages
 from rapid.dp.access import PrivateAccess
 from rapid.dp.ledger import Ledger, Limit, Spent, default_path
-from rapid.dp.releases import default_delta
 from rapid.dp.selection import SCORE, TUNE, Selection, calibrate_selection, score_spec
 from rapid.dp.spending import Charge
 from rapid.dp.statement import selection_statement
@@ -36,20 +33,11 @@ from rapid.dp.trials import Trials
 from rapid.errors import InputError, PrivacyRefused, Stopped
 from rapid.files import content_hash, write_json
 from rapid.mapped import scratch_in
-from rapid.methods.base import Method
 from rapid.progress import hidden
 from rapid.rounding import as_typed
-from rapid.stages.private import (
-    Json,
-    Prepared,
-    check_pieces,
-    check_releases,
-    method_and_base,
-    public_request,
-    read_private,
-    warn_of,
-    write_model,
-)
+from rapid.stages.private import Prepared, write_model
+from rapid.stages.private_set import Json, PrivateSet
+from rapid.stages.setup import Setup, check_releases
 from rapid.stopping import check_stop
 from rapid.training import RunFolder
 
@@ -78,8 +66,7 @@ class _Plan:
 
     runs: Mapping[str, Prepared]
     selection: Selection
-    account: str
-    assignment: str
+    private: PrivateSet
     asked: Json
 
 
@@ -127,14 +114,13 @@ def tune_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     """
     RunFolder(out).check(resume=resume)
     book = Ledger(ledger or default_path())
-    opened = {name: method_and_base(base, settings, device) for name, settings in candidates.items()}
+    setups = {name: Setup.open(base, settings, device) for name, settings in candidates.items()}
     with scratch_in(out):
-        plan = _prepare(opened, private, out, candidates, scoring, epsilon, delta, trials, book)
+        plan = _prepare(setups, private, out, scoring, epsilon, delta, trials, book)
     planned(plan.selection)
     record = plan.asked | {"selection": plan.selection.model_dump(mode="json")}
     with scratch_in(out), RunFolder.enter(out, TUNE, record, resume=resume) as run_folder:
-        name = run_folder.run_name(plan.account, plan.assignment)
-        charge = Charge(book, plan.account, name, Limit(plan.selection.epsilon, plan.selection.delta))
+        charge = plan.private.charge(book, run_folder, Limit(plan.selection.epsilon, plan.selection.delta))
         folder = _TrialsFolder(out / "checkpoints" / "trials")
         if not is_finished(out):
             _run(run_folder, folder, plan, scoring, device, charge)
@@ -184,9 +170,9 @@ def _take_trial(folder: _TrialsFolder, plan: _Plan, scoring: Scoring, device: to
     """Draw a candidate, train and score it; keep it if it is the best so far. A stopped trial goes on."""
     name = folder.current(list(plan.runs))
     run, out = plan.runs[name], folder.trial
-    access = PrivateAccess(run.images, run.facts, run.budget, RunFolder(out), device=device)
+    access = PrivateAccess(run.private.images, run.private.facts, run.budget, RunFolder(out), device=device)
     if not is_finished(out):
-        components = run.method.train_private(access, run.base, run.settings)
+        components = run.setup.method.train_private(access, run.setup.base, run.setup.settings)
         write_model(out, run, run.budget, components, selection_statement(plan.selection, name))
     scores = access.map(scoring.labeller(out, device), access.images, decides=True)
 
@@ -216,10 +202,9 @@ def _release(out: Path, folder: _TrialsFolder) -> None:
 
 
 def _prepare(
-    opened: Mapping[str, tuple[Method[Any], Bundle | None]],
-    private: PrivateImages,
+    setups: Mapping[str, Setup],
+    images: PrivateImages,
     out: Path,
-    candidates: Mapping[str, MethodSettings],
     scoring: Scoring,
     epsilon: float,
     delta: float | None,
@@ -227,51 +212,41 @@ def _prepare(
     ledger: Ledger,
 ) -> _Plan:
     """Read and check everything before anything is written."""
-    settings = list(candidates.values())
-    if not settings:
+    if not setups:
         raise InputError("candidates", "there are none; give at least one")
-    if len({(one.method, one.image) for one in settings}) > 1:
+    candidates = {name: setup.settings for name, setup in setups.items()}
+    if len({(one.method, one.image) for one in candidates.values()}) > 1:
         raise InputError("candidates", "differ in their method or in image.*, which all must share")
-    if any(one.private.group_size > 1 for one in settings):
+    group_size = max(one.private.group_size for one in candidates.values())
+    if group_size > 1:
         problem = "is not known for a private choice; leave it at 1, or make people the units"
-        raise InputError("private.group_size", problem, max(one.private.group_size for one in settings))
-    images, facts, account, assignment = read_private(private, settings[0], opened[next(iter(candidates))][1], ledger)
-    if images.labels is None:
+        raise InputError("private.group_size", problem, group_size)
+    first = next(iter(setups.values()))
+    private = PrivateSet.read(images, first.settings, first.base, ledger)
+    facts = private.facts
+    if private.images.labels is None:
         raise InputError("private", "has no labels, by which trials are compared; use one sub-folder per class")
-    spent_at = default_delta(facts.dataset_size) if delta is None else delta
-    public = opened[next(iter(candidates))][1]
-    asked = {
+    asked: Json = {
         "candidates": {name: one.model_dump(mode="json") for name, one in candidates.items()},
         "trials": trials.model_dump(mode="json"),
         "score": scoring.words | {"share": scoring.share},
-    } | public_request(images, facts, public, epsilon, spent_at)
-    for wanted in settings:
-        check_pieces(wanted, facts.unit)
-    specs = {
-        name: [*method.releases(candidates[name], facts, opened_base), score_spec(facts.dataset_size, scoring.share)]
-        for name, (method, opened_base) in opened.items()
-    }
+    } | private.request(first.base, epsilon, delta)
+    score = score_spec(facts.dataset_size, scoring.share)
+    specs = {name: [*setup.releases(facts), score] for name, setup in setups.items()}
     selection = _earlier_selection(out, asked)
     if selection is None:
-        selection = calibrate_selection(specs, epsilon=epsilon, delta=spent_at, trials=trials, unit=facts.unit)
-        warn_of(images, facts, [one.budget for one in selection.candidates])
+        selection = calibrate_selection(specs, epsilon=epsilon, delta=asked["delta"], trials=trials, unit=facts.unit)
+        private.warn([one.budget for one in selection.candidates])
     for one in selection.candidates:
         check_releases(one.budget, specs[one.name], out)
-    runs = {
-        one.name: Prepared(
-            opened[one.name][0], candidates[one.name], opened[one.name][1], images, facts, account, assignment,
-            one.budget, asked,
-        )
-        for one in selection.candidates
-    }  # fmt: skip
-    return _Plan(runs, selection, account, assignment, asked)
+    runs = {one.name: Prepared(setups[one.name], private, one.budget, asked) for one in selection.candidates}
+    return _Plan(runs, selection, private, asked)
 
 
 def _earlier_selection(out: Path, asked: Json) -> Selection | None:
     """The budgets of an earlier run in the same folder, if that run had the same request."""
-    earlier = RunFolder(out).earlier()
-    written = json.loads(json.dumps(asked))
-    if earlier is None or any(earlier.get(name) != value for name, value in written.items()):
+    earlier = RunFolder(out).earlier_with(asked)
+    if earlier is None:
         return None
     return Selection.from_record(earlier.get("selection", {}), asked["epsilon"], asked["delta"])
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,13 @@ class RunFolder:
         except (OSError, ValueError):
             return None
         return manifest
+
+    def earlier_with(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The manifest of an earlier run in this folder if it has all that `request` has; else None."""
+        earlier = self.earlier()
+        # as a manifest has it: tuples are lists there
+        written = json.loads(json.dumps(request))
+        return None if earlier is None or earlier | written != earlier else earlier
 
     def checkpoint(self, name: str) -> Path:
         """File for the training state of `name`."""

@@ -20,7 +20,8 @@ from rapid.methods import apply_overrides
 from rapid.methods.rapid.knowledge_base import open_knowledge_base
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser
-from rapid.stages.private import check_pieces, train_private_bundle
+from rapid.stages.private import train_private_bundle
+from rapid.stages.setup import check_pieces
 
 CPU = torch.device("cpu")
 

@@ -203,3 +203,15 @@ def test_a_manifest_that_cannot_be_read_is_none(tmp_path: Path) -> None:
         pass
     (tmp_path / "checkpoints" / "manifest.json").write_text("{")
     assert RunFolder(tmp_path).earlier() is None
+
+
+def test_an_earlier_run_is_known_by_its_request(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path / "out").earlier_with({}) is None
+    request = {"settings": {"classes": ("a", "b")}, "base": None}
+    with RunFolder.enter(tmp_path / "out", "train-private", request | {"budget": 1}, resume=False):
+        pass
+    found = RunFolder(tmp_path / "out").earlier_with(request)
+    assert found is not None
+    assert found["budget"] == 1
+    assert RunFolder(tmp_path / "out").earlier_with(request | {"base": "other"}) is None
+    assert RunFolder(tmp_path / "out").earlier_with(request | {"more": 1}) is None

@@ -1,0 +1,150 @@
+"""The private images of a run: in the form of its model, what is public about them, and how the ledger knows them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from rapid.bundle import Bundle
+from rapid.config.sections import MethodSettings
+from rapid.data import ImageSet
+from rapid.data.classes import UNDECLARED
+from rapid.data.private import PrivateImages
+from rapid.dp.access import PublicFacts
+from rapid.dp.budget import Budget
+from rapid.dp.ledger import Ledger, Limit
+from rapid.dp.releases import check_budget, default_delta
+from rapid.dp.spending import Charge
+from rapid.errors import InputError
+from rapid.mapped import taken
+from rapid.ranks import Ranks
+from rapid.rounding import as_typed, rounded_down
+from rapid.tones.release import warn_if_hidden
+from rapid.training import RunFolder
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PrivateSet:
+    """Private images that were read, and are used by nothing yet.
+
+    Attributes:
+        images: of all ranks.
+        facts: what is public about them.
+        account: identifier of the data set in the ledger; empty on all ranks but the first.
+        assignment: identifier of whose image each is; empty if images are the units, and on all ranks but the first.
+    """
+
+    images: ImageSet
+    facts: PublicFacts
+    account: str
+    assignment: str
+
+    @classmethod
+    def read(cls, private: PrivateImages, settings: MethodSettings, base: Bundle | None, ledger: Ledger | None) -> Self:
+        """Read the images in the form of the model.
+
+        Args:
+            private: where they are.
+            settings: of the run; each image is brought to the size and colours of `settings.image`.
+            base: public bundle; None for a run without one.
+            ledger: what knows the set by a keyed hash; None on all ranks but the first.
+
+        Raises:
+            InputError: bad images, or colour images for a model of grey ones.
+        """
+        loaded = private.load(settings.image, digests=ledger is not None)
+        check_colours(loaded, settings, base)
+        account = assignment = ""
+        if ledger is not None and loaded.digests is not None:
+            # hashed as stored on disk, so that the identifier is the same at every image size
+            account = ledger.account(loaded.digests)
+            assignment = "" if loaded.units is None else ledger.assignment(loaded.digests, loaded.units)
+        # what they were before is not for the method
+        images = replace(loaded, stored=None, digests=None)
+        return cls(images, PublicFacts.of(images), account, assignment)
+
+    def request(self, base: Bundle | None, epsilon: float, delta: float | None) -> Json:
+        """What a run on them asks for, beside its settings; ready for JSON.
+
+        Public numbers only: nothing that depends on the pixels or on how many images a class has.
+
+        Args:
+            base: public bundle; None for a run without one.
+            epsilon: budget.
+            delta: None for 1 / (N ln N).
+
+        Raises:
+            InputError: epsilon or delta out of range.
+        """
+        size = self.facts.dataset_size
+        delta = default_delta(size) if delta is None else delta
+        check_budget(epsilon, delta, size)
+        asked: Json = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "dataset_size": size,
+            "base": None if base is None else base.config.components,
+            "classes": list(self.images.classes),
+        }
+        return asked | ({"unit": self.facts.unit} if self.images.units is not None else {})
+
+    def warn(self, budgets: Sequence[Budget]) -> None:
+        """Warn of a delta that promises little, of classes that the labels decide, and of tones that noise would hide.
+
+        Args:
+            budgets: of the run, or of all candidates; at the same delta.
+        """
+        delta, size = budgets[0].delta, self.facts.dataset_size
+        if delta > 1 / size:
+            whose = "a random image" if self.images.units is None else "all images of a random person"
+            warnings.warn(
+                f"--delta {as_typed(delta)} is more than 1/N = {rounded_down(1 / size, 2)}: publishing "
+                f"{whose} would satisfy it",
+                stacklevel=3,
+            )
+        if not self.images.declared:
+            warnings.warn(UNDECLARED, stacklevel=3)
+        for budget in budgets:
+            warn_if_hidden(budget, self.facts)
+
+    def charge(self, ledger: Ledger, run_folder: RunFolder, limit: Limit) -> Charge:
+        """The charge of the run in a folder to their account."""
+        return Charge(ledger, self.account, run_folder.run_name(self.account, self.assignment), limit)
+
+    def part(self, ranks: Ranks) -> ImageSet:
+        """The images of this rank, with whole people; other images never reach its network."""
+        images = self.images
+        if ranks.count == 1:
+            return images
+        part = np.asarray(ranks.part(images.unit_count), dtype=np.int64)
+        own, units = part, None
+        if images.units is not None:
+            own = np.flatnonzero(np.isin(images.units, part))
+            units = np.searchsorted(part, images.units[own]).astype(np.int64)
+        labels = None if images.labels is None else images.labels[own]
+        return replace(images, images=taken(images.images, own), labels=labels, units=units)
+
+
+def check_colours(loaded: ImageSet, settings: MethodSettings, base: Bundle | None) -> None:
+    """Refuse colour images for a model of grey ones.
+
+    Args:
+        loaded: images as they were read, which know how they are stored.
+        settings: of the run.
+        base: public bundle; None without one.
+
+    Raises:
+        InputError: see above.
+    """
+    assert loaded.stored is not None
+    if settings.image.channels == 1 and loaded.stored.channels == 3:
+        made = "--base makes" if base is not None else "image.channels=1 is for"
+        raise InputError(
+            "private", f"has colour images, and {made} grey ones; use image.channels=3 there, or give grey images"
+        )
