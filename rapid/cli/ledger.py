@@ -19,6 +19,7 @@ from rapid.rounding import as_typed, rounded_up
 
 ACCOUNT_DIGITS = 4
 """Shortest prefix that may stand for an account."""
+NO_DATASET = "is neither a path of images nor an account of rapid ledger show"
 FILTER_MEANS = "its limit holds even if plans are chosen after seeing earlier results"
 PRV_MEANS = "holds if all plans had been fixed in advance, and no run was stopped because of its results"
 
@@ -52,7 +53,11 @@ def show(options: argparse.Namespace) -> None:
 def limit(options: argparse.Namespace) -> None:
     """`rapid ledger limit`."""
     check_budget(options.epsilon, options.delta, 1)
-    ledger = Ledger(options.ledger or default_path())
+    path = options.ledger or default_path()
+    if not path.exists() and not Path(options.dataset).exists():
+        # before the ledger is made
+        raise InputError("DATASET", NO_DATASET, options.dataset)
+    ledger = Ledger(path)
     account = _account(ledger, ledger.entries(), options)
     found = set_limit(ledger, account, Limit(options.epsilon, options.delta))
     limited = f"epsilon {as_typed(options.epsilon)} spent at delta {as_typed(options.delta)}"
@@ -96,7 +101,7 @@ def _account(ledger: Ledger, entries: Sequence[Entry], options: argparse.Namespa
     if len(known) == 1 and len(dataset) >= ACCOUNT_DIGITS:
         return known.pop()
     if not Path(dataset).exists():
-        raise InputError("DATASET", "is neither a path of images nor an account of rapid ledger show", dataset)
+        raise InputError("DATASET", NO_DATASET, dataset)
     people = PeopleFrom() if options.unit_folders else None
     # the account depends on the pixels as they are stored alone, so any form will do
     images = load_images(

@@ -29,6 +29,8 @@ def predict(options: argparse.Namespace) -> None:
         raise InputError("out", "give a name that ends in .csv", out)
     if out.is_dir():
         raise InputError("out", "is a folder; choose another name", out)
+    if out.exists():
+        raise InputError("out", "exists already; choose another name, or remove it first", out)
     check_folder(out.parent, "out", out)
     model = open_classifier(options.model, options.device)
     loaded = load_images(options.data, "data", label_column=NONE, target=model.bundle.config.image)

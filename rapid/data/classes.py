@@ -27,6 +27,8 @@ UNDECLARED = (
 """Warning about a private set without declared classes."""
 UNDECLARED_NOTE = "The number of classes was taken from the labels, which is not protected."
 """The same as a note of the privacy statement."""
+_OF_SYSTEMS = ("__MACOSX", "@eaDir")
+"""Folders that an unpacked archive of macOS and a Synology disk have beside the user's."""
 
 
 def read_classes(value: str, field: str = "classes") -> tuple[str, ...]:
@@ -93,7 +95,12 @@ def matched_labels(images: ImageSet, classes: Sequence[str], field: str, whose: 
 
 def class_folders(path: Path) -> list[Path]:
     """The sub-folders that are classes, by name; hidden ones are not."""
-    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return sorted(p for p in path.iterdir() if p.is_dir() and not is_hidden(p.name))
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a folder of this name is not the user's, but a program's."""
+    return name.startswith(".") or name in _OF_SYSTEMS
 
 
 def _lines(path: Path, field: str) -> list[str]:

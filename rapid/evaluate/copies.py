@@ -16,6 +16,8 @@ from rapid.progress import Progress
 from rapid.sampling.generator import Generator
 
 PAIRS = 12
+FEW = 100
+"""Real images below which their nearest 1 % is a single one, and says little."""
 QUANTILES = {"nearest": 0.0, "p1": 0.01, "p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "farthest": 1.0}
 
 Json = dict[str, Any]
@@ -62,8 +64,9 @@ def compare_with(
 
     Returns:
         JSON-ready quantiles, and the closest pairs. `nearer_than_real` is the share of synthetic images that are nearer
-        to the reference than the nearest 1 % of the real ones, or identical to one of it: about 0.01 without copies. A
-        pair is given by the indices of its images; several public sets are counted through in the order given.
+        to the reference than the nearest 1 % of the real ones, or identical to one of it: about 0.01 without copies,
+        and None if there are less than FEW real ones. A pair is given by the indices of its images; several public sets
+        are counted through in the order given.
     """
     with Progress(f"copies: {name}", len(synthetic) + len(real), "image") as progress:
         found = nearest_images(synthetic.images, reference, device, progress.advance)
@@ -77,7 +80,7 @@ def compare_with(
         "synthetic": _quantiles(found),
         "real": _quantiles(baseline),
         "identical": int((found.distances == 0).sum()),
-        "nearer_than_real": float((nearer | (found.distances == 0)).mean()),
+        "nearer_than_real": None if len(real) < FEW else float((nearer | (found.distances == 0)).mean()),
         "closest": [
             {"synthetic": int(index), "reference": int(partner), "distance": float(found.distances[index])}
             for index, partner in zip(order, partners, strict=True)

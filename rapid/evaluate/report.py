@@ -120,10 +120,15 @@ class Report:
             lines.append(f"taken for their label by the network of {content['fidelity']['network']['file']}: {shares}")
         lines += [] if content["fid"] is None else _fid_lines(content["fid"])
         for found in content["copies"]:
-            share, identical = found["nearer_than_real"], found["identical"]
+            share = found["nearer_than_real"]
+            of_all = (
+                "not computed, as there are too few real ones"
+                if share is None
+                else f"{share:.2%} of the synthetic images"
+            )
             lines.append(
-                f"nearer to the {found['reference']} than the nearest 1 % of real test images: {share:.2%} of the "
-                f"synthetic images; {identical:,} identical"
+                f"nearer to the {found['reference']} than the nearest 1 % of real test images: {of_all}; "
+                f"{found['identical']:,} identical"
             )
         return lines
 

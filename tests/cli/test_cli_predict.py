@@ -68,9 +68,11 @@ def test_bad_input_is_told_in_one_line(
 ) -> None:
     large = tmp_path / "large.npz"
     np.savez(large, images=np.zeros((2, 40, 40), np.uint8))
-    out = tmp_path / "p.csv"
+    out, there = tmp_path / "p.csv", tmp_path / "labels.csv"
+    there.write_text("image,label\n0.png,cat\n")
     cases = [
         ((classifier_bundle, digits, tmp_path / "p.txt"), "--out", "ends in .csv"),
+        ((classifier_bundle, digits, there), "--out", "exists already; choose another name"),
         ((classifier_bundle, tmp_path / "none", out), "--data", "does not exist"),
         ((classifier_bundle, large, out), "--data", "has images of 40x40; images larger than 32x32 pixels do not fit"),
         ((private_bundle, digits, out), "--model", "was made by rapid, which does not classify images"),
@@ -82,7 +84,8 @@ def test_bad_input_is_told_in_one_line(
         assert told.count("\n") == 1
         assert field in told
         assert words in told
-    assert [path.name for path in tmp_path.iterdir()] == ["large.npz"]
+    assert {path.name for path in tmp_path.iterdir()} == {"large.npz", "labels.csv"}
+    assert there.read_text() == "image,label\n0.png,cat\n"
 
 
 def test_generate_says_that_it_is_a_classifier(

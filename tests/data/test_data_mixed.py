@@ -222,9 +222,13 @@ def test_a_table_that_is_not_read_is_not_passed_over(tmp_path: Path) -> None:
         load_images(flat, "private", show_paths=False)
     assert "diagnoses" not in str(caught.value)
     assert load_images(flat, "private", label_column="none").labels is None
-    # class folders are labels already
+    # class folders are labels already, but a single one may be called `images`
     (flat / "diagnoses.csv").rename(tmp_path / "set" / "notes.jsonl")
-    assert load_images(tmp_path / "set", "private").classes == ("a",)
+    with pytest.raises(InputError, match=r"'notes.jsonl' lies beside the images"):
+        load_images(tmp_path / "set", "private")
+    (tmp_path / "set" / "b").mkdir()
+    (tmp_path / "set" / "b" / "1.png").write_bytes(files[0])
+    assert load_images(tmp_path / "set", "private").classes == ("a", "b")
     (tmp_path / "set" / "notes.jsonl").rename(flat / "labels.csv")
     (flat / "labels.csv").write_text("file,label\n000.png,x\n001.png,y\n")
     assert load_images(flat, "private").classes == ("x", "y")

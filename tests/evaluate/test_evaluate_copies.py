@@ -94,6 +94,8 @@ def test_copies_are_found() -> None:
     everything = compare_with("copied", ImageSet(reference[:50], None, ()), reference, real, CPU)[0]
     assert everything["identical"] == 50
     assert everything["nearer_than_real"] == 1
+    few = compare_with("copied", ImageSet(reference[:50], None, ()), reference, real[:99], CPU)[0]
+    assert (few["identical"], few["nearer_than_real"]) == (50, None)
 
 
 def test_copies_are_nearer_where_real_images_have_copies_too() -> None:

@@ -21,13 +21,15 @@ from rapid import mapped
 from rapid.data.canvas import Canvas
 from rapid.data.fit import TooLargeError, fit_pixels
 from rapid.data.origin import KEYWORD, Origin, origins_in
-from rapid.data.readers.columns import NONE
+from rapid.data.readers.columns import LABELS, NONE
 from rapid.data.readers.labels import from_numbers, people_of
 from rapid.data.readers.source import Labels, Records, Source
 from rapid.data.stored import Stored, image_digests
 from rapid.errors import InputError
 
 IMAGES = "images.npy"
+OTHER_NAMES = (*LABELS, "y", "targets")
+"""What labels may be called."""
 LOCAL_HEADER = 30
 """Bytes of a member's header in a zip file, before its name."""
 READ = 1 << 22
@@ -69,6 +71,10 @@ def read_archive(source: Source) -> Records:
         raise source.error(f"'images' has shape {_shape(images, column)}, {expected}")
     if 0 in images.shape:
         raise source.error("has no images")
+    others = [name for name in names if name in OTHER_NAMES and name != column]
+    if others and source.label_column is None and wanted not in names:
+        unsaid = "is not read: name the array of the labels by --label-column NAME; --label-column none: no labels"
+        raise source.error(f"an array {unsaid}", f"the array '{others[0]}' {unsaid}")
     units = None if column is None else _units(small | {"images": images}, column, len(images))
     labels = _labels(small, wanted, len(images), source, column)
     stored, target = Stored.alike(images), source.target

@@ -33,6 +33,7 @@ PART = 64
 PART_BYTES = 8 << 20
 """Bytes of encoded images in a part: photographs are large."""
 DAMAGED = "is not a readable image (damaged or truncated); repair or remove it"
+VAST = "has more pixels than are opened (179 million); scale it down, or cut it into tiles"
 DEEPER = "has more than 16 bits a channel; convert it to 8 or 16 bits"
 CONVERT = "convert all images to one size and colour mode"
 
@@ -190,6 +191,8 @@ def _decode_one(one: Encoded, form: ImageSettings | None, hashed: bool) -> _Read
         raise
     except TooDeepError:
         return _Unreadable(f"an image {DEEPER}", DEEPER)
+    except Image.DecompressionBombError:
+        return _Unreadable(f"an image {VAST}", VAST)
     except Exception:  # decoders raise errors of all kinds for damaged files
         return _Unreadable(f"a file {DAMAGED}", DAMAGED)
     pixels = formed.pixels

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 import numpy as np
 
-from rapid.data.classes import class_folders
+from rapid.data.classes import class_folders, is_hidden
 from rapid.data.readers.columns import NONE
 from rapid.data.readers.decode import Encoded, decode
 from rapid.data.readers.labels import from_numbers
 from rapid.data.readers.source import Labels, Records, Source
+from rapid.data.readers.suffixes import IMAGES, PARQUET, TABLES, TARS, UNREAD
 from rapid.data.units import numbered
 from rapid.errors import InputError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
 """Names of sub-folders that are parts of a set, if the folders in them are the classes."""
-TABLES = (".csv", ".tsv", ".jsonl")
-"""Suffixes of tables of labels."""
 NAME = "the name of a sub-folder"
 UNUSED = (
     "lies beside the images and is not read: call it labels.csv (.tsv, .jsonl) or give its path; if it has no labels, "
     "move it elsewhere or add --label-column none"
 )
+MIXED = "lies beside the images and is not read; give its path, or move it elsewhere"
+DEEPER = (
+    "deeper than one sub-folder per class: move them up, give the path of one split, or add --unit-folders if the "
+    "folders in it are people"
+)
+CONVERT = "is of a format that is not read; convert it to PNG or JPEG"
 UNREADABLE = "a sub-folder cannot be read; give yourself the right to read it"
 Group = tuple[int, str, Sequence[str]]
 """Number of the class, name of the person or "", and paths of images."""
@@ -48,14 +52,12 @@ def read_folder(source: Source) -> Records:
     except OSError as error:
         raise source.error(UNREADABLE, f"{UNREADABLE} ({error.strerror})", error.filename) from None
     files = [file for _, _, group in groups for file in group]
+    folders = {Path(file).parent for file in files}
+    _check_all_read(source, folders)
     if not files:
-        if source.people is None and any(has_image(one) for one in _inner_folders(source.path)):
-            raise source.error(
-                "has images only within folders of its sub-folders; add --unit-folders if these are people"
-            )
-        raise source.error(f"has no images ({', '.join(SUFFIXES)})")
-    if not names and source.label_column is None:
-        _check_no_table(source)
+        raise source.error(f"has no images ({', '.join(IMAGES)})")
+    if len(folders) == 1:
+        _check_alone(source, {source.path, *folders})
     sizes = [len(group) for _, _, group in groups]
     labels: Labels | None = None
     if names:
@@ -64,11 +66,31 @@ def read_folder(source: Source) -> Records:
     return decode(lambda: map(Encoded, files), source)._replace(labels=labels, units=units)
 
 
-def _check_no_table(source: Source) -> None:
-    """Raise if a table lies beside unlabelled images: it may have their labels, which would be lost without a word."""
-    found = sorted(file.name for file in source.path.iterdir() if file.suffix.lower() in TABLES and file.name[0] != ".")
-    if found:
-        raise source.error(f"a table {UNUSED}", f"'{found[0]}' {UNUSED}")
+def _check_all_read(source: Source, read: Set[Path]) -> None:
+    """Raise if the folder has images that are not among those of the set: they would be lost without a word.
+
+    Args:
+        source: the folder.
+        read: it or the folders in it, whose images are the set.
+    """
+    for place, inner, names in os.walk(source.path):
+        inner[:] = sorted(name for name in inner if not is_hidden(name))
+        folder = Path(place)
+        if unread := [name for name in names if name.lower().endswith(UNREAD) and not name.startswith(".")]:
+            raise source.error(f"an image {CONVERT}", CONVERT, folder / min(unread))
+        if folder not in read and any(map(is_image, names)):
+            raise source.error(f"has images {DEEPER}", f"'{folder.relative_to(source.path)}' has images {DEEPER}")
+
+
+def _check_alone(source: Source, folders: Set[Path]) -> None:
+    """Raise if a table or another set lies beside images of a single folder, whose name need not be their label."""
+    names = sorted(file.name for folder in folders for file in folder.iterdir() if file.name[0] != ".")
+    if source.label_column is None and (tables := [name for name in names if name.lower().endswith(TABLES)]):
+        raise source.error(f"a table {UNUSED}", f"'{tables[0]}' {UNUSED}")
+    data = source.path / "data"
+    names += sorted(file.name for file in data.iterdir()) if data.is_dir() else []
+    if sets := [name for name in names if name.lower().endswith((PARQUET, *TARS))]:
+        raise source.error(f"another set {MIXED}", f"'{sets[0]}' {MIXED}")
 
 
 def folder_files(source: Source) -> list[str]:
@@ -91,7 +113,7 @@ def has_image(folder: Path) -> bool:
 
 def is_image(name: str) -> bool:
     """Whether a file of this name is an image, and not a hidden file."""
-    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+    return name.lower().endswith(IMAGES) and not name.startswith(".")
 
 
 def _classes(source: Source) -> tuple[tuple[str, ...], list[Group]]:
@@ -108,10 +130,6 @@ def _classes(source: Source) -> tuple[tuple[str, ...], list[Group]]:
     return tuple(folder.name for folder in folders), [
         (number, "", image_files(folder)) for number, folder in enumerate(folders)
     ]
-
-
-def _inner_folders(path: Path) -> Iterator[Path]:
-    return (inner for folder in class_folders(path) for inner in class_folders(folder))
 
 
 def _are_splits(folders: Sequence[Path]) -> bool:

@@ -9,6 +9,7 @@
 | has a palette                | RGB, even if all its colours are grey                     |
 | is CMYK, YCbCr, LAB or HSV   | RGB                                                       |
 | has one bit a pixel          | grey, 0 or 255                                            |
+| has several frames or pages  | the first of them                                         |
 | has 32 bits a channel        | refused: it has no range                                  |
 """
 
@@ -32,6 +33,8 @@ TURNED, DEEP, CLEAR, PALETTE, SPACE = (
 CHANGES = (TURNED, DEEP, CLEAR, PALETTE, SPACE)
 ORIENTATION = 0x0112
 """Number of the EXIF tag."""
+PHOTOMETRIC, WHITE_IS_ZERO = 262, 0
+"""A tag of TIFF files, and its value for negatives. Pillow inverts those of 8 bits only."""
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -88,6 +91,8 @@ def to_form(image: Image.Image) -> Formed:
     if image.mode.startswith("I;16") or (image.mode == "I" and kind in SIXTEEN):
         changes.append(DEEP)
         wide = np.asarray(image).astype(np.uint32)
+        if kind == "TIFF" and image.tag_v2.get(PHOTOMETRIC) == WHITE_IS_ZERO:  # type: ignore[attr-defined]
+            wide = 65535 - wide
         if isinstance(clear := image.info.get("transparency"), int):
             changes.append(CLEAR)
             wide = np.where(wide == clear, 0, wide)

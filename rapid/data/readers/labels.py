@@ -18,6 +18,7 @@ MOST = 65_536
 NO_LABEL = "some images have no label; label all of them, or read none of the labels by --label-column none"
 WHOLE = re.compile(r"[0-9]+(?:\.0+)?")
 """A whole number in text; spreadsheets and pandas write 1.0 where a column had gaps."""
+SPELT = "labels write a number in several ways, such as 1 and 01; write each in one way, or declare the classes"
 KINDS = "labels must be whole numbers or names, all of one kind; name another column by --label-column, or correct them"
 
 
@@ -83,12 +84,14 @@ def from_values(
         return from_numbers(_whole(values, source), names, source, "a name of its classes", called=called)
     if kinds != {str}:
         raise source.error(KINDS)
-    found = [value.strip() for value in values]
+    found = list(values) if typed else [value.strip() for value in values]
     classes = source.classes if source.classes is not None else names
     known = sorted(set(found))
     is_number = not typed and all(WHOLE.fullmatch(name) for name in known)
     if is_number and (classes is None or not set(known) <= set(classes)):
         digits = [name.partition(".")[0] for name in found]
+        if len(set(digits)) > len({int(number) for number in set(digits)}):
+            raise source.error(SPELT)
         return from_numbers(_whole(digits, source), names, source, "a name of its classes", called=called)
     own = classes if classes is not None else tuple(known)
     place = dict(zip(known, numbers_of(known, own, "a label", source).tolist(), strict=True))

@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import csv
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rapid.data.classes import class_folders
+from rapid.data.classes import class_folders, is_hidden
 from rapid.data.readers.columns import LABELS, check_people, file_column, label_column
 from rapid.data.readers.decode import Encoded, decode
 from rapid.data.readers.folder import SPLITS, has_image, is_image, read_folder
-from rapid.data.readers.folder import TABLES as SUFFIXES
 from rapid.data.readers.labels import from_values, people_of
 from rapid.data.readers.source import Records, Source
+from rapid.data.readers.suffixes import TABLES as SUFFIXES
 from rapid.parsing import parse_json
 
 TABLES = ("metadata.csv", "metadata.jsonl", "labels.csv", "labels.tsv", "labels.jsonl")
-"""Names of tables that are looked for in a folder."""
+"""Names of tables that are looked for in a folder, in lower or upper case."""
 UNREADABLE = "cannot be read; write a CSV with a header line, or a JSON object a line"
 MISSING = "names a file that is not there"
 ADD = "add the file, or remove its line"
-
+SHORT = "names a file without its suffix, and there are several"
+WRITE = "write the suffixes in the table"
 TWICE = "names a file twice"
 REMOVE = "remove one of its lines"
 NAMELESS = "has no file name; fill it in, or remove the line"
@@ -83,17 +85,24 @@ def read_metadata(source: Source) -> Records:
 
 
 def _labelled_by_folders(columns: Sequence[str], source: Source) -> bool:
-    """Whether no column has the labels, and the images lie in one sub-folder per class."""
+    """Whether no column has the labels, and the images lie in one sub-folder per class, two at least."""
     if source.path.is_file() or source.label_column or source.people or any(name in LABELS for name in columns):
         return False
-    return not has_image(source.path) and any(has_image(folder) for folder in class_folders(source.path))
+    # a single one may be called `images`
+    return not has_image(source.path) and sum(has_image(folder) for folder in class_folders(source.path)) > 1
 
 
 def _tables(path: Path) -> list[Path]:
     """Tables in a folder, in its sub-folders, and in those of its splits and of `data`."""
     outer = class_folders(path)
     inner = [one for folder in outer if folder.name.lower() in (*SPLITS, "data") for one in class_folders(folder)]
-    return [folder / name for folder in (path, *outer, *inner) for name in TABLES if (folder / name).is_file()]
+    return [table for folder in (path, *outer, *inner) for table in _tables_in(folder)]
+
+
+def _tables_in(folder: Path) -> list[Path]:
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.name.lower() in TABLES and entry.is_file())
+    return [folder / name for name in sorted(names, key=lambda name: TABLES.index(name.lower()))]
 
 
 def _read(path: Path, source: Source) -> _Table:
@@ -115,6 +124,9 @@ def _json_lines(lines: Iterable[str]) -> tuple[list[Mapping[str, Any]], tuple[st
 def _csv(lines: Iterable[str]) -> tuple[list[Mapping[str, Any]], tuple[str, ...]]:
     left = iter(lines)
     header = next(left, "")
+    if header.startswith("sep="):
+        # Excel's line that says how it separates columns
+        header = next(left, "")
     delimiter = max(",;\t", key=header.count)
     columns = tuple(name.strip() for name in next(csv.reader([header], delimiter=delimiter), []))
     reader = csv.reader(left, delimiter=delimiter, skipinitialspace=True, strict=True)
@@ -130,7 +142,8 @@ def _files(table: _Table, column: str, source: Source) -> list[str]:
     names = [row.get(column) for row in table.rows]
     if not all(isinstance(name, str) and name.strip() for name in names):
         raise source.error(f"a line of a table {NAMELESS}", f"a line {NAMELESS}", table.path)
-    clean = [os.path.normpath(str(name).strip()) for name in names]
+    exact = [_normal(str(name)) for name in names]
+    clean = [_normal(str(name).strip()) for name in names]
     for name in clean:
         if name.startswith((os.sep, "..")):
             outside, move = "names a file outside of its folder", "move the table above all its images"
@@ -140,10 +153,14 @@ def _files(table: _Table, column: str, source: Source) -> list[str]:
         places += [table.path.with_suffix(""), table.path.parent / "images"]
     there: dict[str, str] = {}
     for place in reversed(places):
-        there |= _listed(place, clean)
-    if gone := [name for name in clean if name not in there]:
-        raise source.error(f"a table {MISSING}; {ADD}", f"{MISSING}: '{gone[0]}'; {ADD}", table.path)
-    files = [there[name] for name in clean]
+        there |= _listed(place, {*exact, *clean})
+    # a name may begin or end with a blank
+    found = [there.get(whole, there.get(name)) for whole, name in zip(exact, clean, strict=True)]
+    files = [file for file in found if file]
+    if len(files) < len(found):
+        first = next(number for number, file in enumerate(found) if not file)
+        what, then = (MISSING, ADD) if found[first] is None else (SHORT, WRITE)
+        raise source.error(f"a table {what}; {then}", f"{what}: '{clean[first]}'; {then}", table.path)
     if len(set(files)) < len(files):
         counts = Counter(files)
         second = next(name for name, file in zip(clean, files, strict=True) if counts[file] > 1)
@@ -151,8 +168,16 @@ def _files(table: _Table, column: str, source: Source) -> list[str]:
     return files
 
 
-def _listed(place: Path, names: Sequence[str]) -> dict[str, str]:
-    """Paths of the files in a folder by the names that a table may give them: with and without their suffix."""
+def _normal(name: str) -> str:
+    """A file's name as it is compared: file systems of macOS write accents as characters of their own."""
+    return os.path.normpath(unicodedata.normalize("NFC", name))
+
+
+def _listed(place: Path, names: Iterable[str]) -> dict[str, str]:
+    """Paths of the files in a folder by the names that a table may give them: with and without their suffix.
+
+    The path is empty where several files have a name without their suffix.
+    """
     found: dict[str, str] = {}
     for inner in {os.path.dirname(name) for name in names}:  # noqa: PTH120 - a million names
         folder = place / inner
@@ -160,9 +185,12 @@ def _listed(place: Path, names: Sequence[str]) -> dict[str, str]:
             continue
         with os.scandir(folder) as entries:
             files = sorted(entry.name for entry in entries if not entry.is_dir())
-        stems = {os.path.splitext(name)[0]: name for name in files if is_image(name)}  # noqa: PTH122
-        by_name = stems | {name: name for name in files}
-        found |= {os.path.join(inner, short): str(folder / name) for short, name in by_name.items()}  # noqa: PTH118
+        by_name: dict[str, str] = {}
+        for name in filter(is_image, files):
+            stem = os.path.splitext(name)[0]  # noqa: PTH122
+            by_name[stem] = "" if stem in by_name else str(folder / name)
+        by_name |= {name: str(folder / name) for name in files}
+        found |= {_normal(os.path.join(inner, short)): path for short, path in by_name.items()}  # noqa: PTH118
     return found
 
 
@@ -170,7 +198,7 @@ def _check_all_named(files: Sequence[str], source: Source) -> None:
     """Raise if an image of the folder has no line in a table."""
     named = set(files)
     for folder, folders, names in os.walk(source.path):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not is_hidden(name)]
         for name in names:
             if is_image(name) and (path := str(Path(folder) / name)) not in named:
                 problem = "has no line in a table of labels; add it, or give the table itself as the path"

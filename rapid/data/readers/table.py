@@ -16,10 +16,10 @@ from rapid.data.readers.columns import check_people, label_column
 from rapid.data.readers.decode import Encoded, decode
 from rapid.data.readers.labels import from_values, people_of
 from rapid.data.readers.source import Records, Source
+from rapid.data.readers.suffixes import PARQUET
 from rapid.errors import InputError
 from rapid.parsing import parse_json
 
-SUFFIX = ".parquet"
 IMAGES = ("image", "img", "images", "png", "jpg")
 """Names of the column of images, where several columns could be it."""
 ROWS = 256
@@ -34,7 +34,7 @@ DAMAGED = "is damaged or not a Parquet file"
 
 def has_tables(path: Path) -> bool:
     """Whether the path is a Parquet file, or a folder with some in it or in its sub-folder `data`."""
-    return path.suffix == SUFFIX if path.is_file() else path.is_dir() and bool(_parts(path))
+    return path.suffix.lower() == PARQUET if path.is_file() else path.is_dir() and bool(_parts(path))
 
 
 def read_table(source: Source) -> Records:
@@ -98,7 +98,11 @@ def _pyarrow(source: Source) -> ModuleType:
 
 def _parts(path: Path) -> list[Path]:
     inner = [folder for folder in class_folders(path) if folder.name == "data"]
-    return sorted(file for folder in (path, *inner) for file in folder.glob(f"*{SUFFIX}") if file.name[0] != ".")
+    return sorted(file for folder in (path, *inner) for file in folder.iterdir() if _is_part(file.name))
+
+
+def _is_part(name: str) -> bool:
+    return name.lower().endswith(PARQUET) and not name.startswith(".")
 
 
 def _opened(parquet: ModuleType, path: Path, source: Source) -> Any:

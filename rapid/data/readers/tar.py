@@ -16,13 +16,17 @@ from rapid.data.readers.decode import Encoded, decode
 from rapid.data.readers.folder import is_image
 from rapid.data.readers.labels import from_values, people_of
 from rapid.data.readers.source import Records, Source
+from rapid.data.readers.suffixes import TARS
 from rapid.parsing import parse_json
 
-SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 LABEL = "cls"
 """Suffix of the file with a sample's label."""
 DAMAGED = "is damaged, ends early, or is not a tar"
 LINKED = "holds a link; write the tar again with --dereference --hard-dereference"
+FOLDERS = (
+    "has samples in several folders and no labels (.cls, .json); unpack it if the folders are the classes, or add "
+    "--label-column none"
+)
 Fields = dict[str, Any]
 """What a sample says besides its image, by suffix or by key of its JSON."""
 
@@ -56,6 +60,7 @@ def read_tar(source: Source) -> Records:
     paths = [source.path] if source.path.is_file() else _parts(source.path)
     fields: list[Fields] = []
     columns: dict[str, None] = {}
+    folders: set[str] = set()
     kept = {LABEL, *LABELS, source.label_column, people_column(source)}
 
     def encoded() -> Iterator[Encoded]:
@@ -67,6 +72,7 @@ def read_tar(source: Source) -> Records:
                     problem = "needs exactly one image"
                     raise source.error(f"a sample {problem}", f"'{key}' {problem}, and has {len(images)}", path)
                 columns.update(dict.fromkeys(found))
+                folders.add(key.rpartition("/")[0])
                 # captions of a million images need not be kept
                 fields.append({name: value for name, value in found.items() if name in kept})
                 yield Encoded(f"{path} {key}", images[0])
@@ -76,6 +82,8 @@ def read_tar(source: Source) -> Records:
     others = [name for name in columns if name != "txt"]
     label = LABEL if source.label_column is None and LABEL in others else label_column(others, source)
     labels = units = None
+    if label is None and source.label_column is None and len(folders) > 1:
+        raise source.error(FOLDERS)
     if label is not None:
         labels = from_values([found.get(label) for found in fields], None, source, called=label)
     if people is not None:
@@ -86,7 +94,7 @@ def read_tar(source: Source) -> Records:
 
 
 def _is_tar(path: Path) -> bool:
-    return path.name.lower().endswith(SUFFIXES)
+    return path.name.lower().endswith(TARS)
 
 
 def _parts(path: Path) -> list[Path]:
