@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.middleware.cors import CORSMiddleware
@@ -24,7 +24,7 @@ from rapid_server.connections import RejectExcessConnections
 from rapid_server.encoder import Encoder
 from rapid_server.engine import Engine
 from rapid_server.exception_handlers import CatchExceptions, add_exception_handlers
-from rapid_server.generation import EndJobs, generation_router
+from rapid_server.generation import EndJobs, generation_router, while_connected
 from rapid_server.headers import AddSecurityHeaders
 from rapid_server.limits import LimitBody, LimitHead
 from rapid_server.logs import LogRequests
@@ -46,7 +46,8 @@ REVALIDATED = {"Cache-Control": "no-cache"}
 def create_app(served: Mapping[str, Generator | Classifier], settings: ServerSettings) -> FastAPI:
     """Make the application that serves models by name.
 
-    Its engine (`app.state.engine`) starts here and is closed when the application's lifespan ends.
+    Its engine and predictor (`app.state.engine`, `app.state.predictor`) start here, and are closed when its lifespan
+    ends.
 
     Args:
         served: models by name, at least one; the first is the default.
@@ -84,7 +85,7 @@ def create_app(served: Mapping[str, Generator | Classifier], settings: ServerSet
         # the target would be a host that the client chose
         redirect_slashes=False,
     )
-    app.state.engine = engine
+    app.state.engine, app.state.predictor = engine, predictor
     limits = schemas.Limits(max_count=settings.max_count, max_steps=settings.max_steps)
     app.include_router(generation_router(models, engine, encoder, limits))
     app.include_router(prediction_router(models, predictor, limits))
@@ -134,13 +135,20 @@ def _add_description(app: FastAPI, models: ModelRegistry, engine: Engine, limits
         response_class=Response,
         responses={
             200: {"content": {responses.PNG: {"schema": {"type": "string", "format": "binary"}}}},
-            **problems({401: "No token", 422: "No such record or model", 500: "Internal error", 503: "Stopping"}),
+            **problems(
+                {
+                    401: "No token",
+                    422: "No such record or model",
+                    500: "Internal error",
+                    503: "Stopping, or too many wait",
+                }
+            ),
         },
     )
-    async def entry_image(entry: int, model: str | None = None) -> Response:
+    async def entry_image(request: Request, entry: int, model: str | None = None) -> Response:
         found = models.generator(model)
         try:
-            image = await engine.record_image(found.name, entry)
+            image = await while_connected(request, engine.record_image(found.name, entry))
         except InputError as error:
             raise InputError("entry", error.problem, error.value) from None
         # the image stays the same as long as the model has this name

@@ -22,6 +22,10 @@ STALLED_SECONDS = 60.0
 SILENT_SECONDS = 10.0
 PROBE_SECONDS = 0.5
 RETRY_SECONDS = 5
+SPARE = 64
+"""Connections beyond the limit that are told so; more are reset at once, before they take all file descriptors."""
+EXCESS_SECONDS = 2.0
+"""What a connection beyond the limit has for its request."""
 _EXCESS = "excess_connection"
 
 
@@ -59,7 +63,7 @@ class TimeoutProtocol(H11Protocol):
       same, so it is sent `100 Continue`; if it has gone, the connection breaks. Within a response nothing else can be
       sent: a client whose response makes no progress for `silent_seconds` counts as gone.
     - A connection beyond the limit gets 503 (see `RejectExcessConnections`), and data that is not HTTP gets 400, both
-      with JSON bodies.
+      with JSON bodies. It must send its request within `EXCESS_SECONDS`; those beyond `SPARE` more are reset.
     """
 
     header_seconds = HEADER_SECONDS
@@ -82,6 +86,9 @@ class TimeoutProtocol(H11Protocol):
         super().connection_made(self._counting)  # type: ignore[arg-type]
         if self._limit is not None and len(self.connections) > self._limit:
             self.app_state = self.app_state | {_EXCESS: True}
+            self.header_seconds = min(self.header_seconds, EXCESS_SECONDS)
+            if len(self.connections) > self._limit + SPARE:
+                transport.abort()
         self._progress_time = self.loop.time()
         self._check()
 

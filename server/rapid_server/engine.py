@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from rapid.sampling.generator import Generator
     from rapid.sampling.request import Request
 
+MOST_RECORDS = 512
+"""Images of records that may wait."""
+RECORDS_SECONDS = 2
+"""When to ask again for such an image, if too many wait."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -226,12 +230,15 @@ class Engine:
 
         Raises:
             InputError: there is no such record.
+            EngineFullError: too many others are waiting.
             EngineStoppedError: the engine is stopping.
         """
         future: Future[NDArray[np.uint8]] = Future()
         with self._changed:
             if self._stopping:
                 raise EngineStoppedError
+            if len(self._records) >= MOST_RECORDS:
+                raise EngineFullError(f"{len(self._records)} images of records are waiting: ask later", RECORDS_SECONDS)
             self._records.append(_RecordRequest(model, record, future))
             self._changed.notify()
         return await asyncio.wrap_future(future)
@@ -302,6 +309,8 @@ class Engine:
                 active = [name for name, jobs in self._jobs.items() if jobs]
                 if self._stopping:
                     return None
+                while self._records and self._records[0].future.cancelled():
+                    self._records.popleft()
                 record = self._records.popleft() if self._records else None
                 if not active and record is not None:
                     return _Work(None, record)

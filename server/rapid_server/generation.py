@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
@@ -18,6 +18,8 @@ from rapid_server.engine import Engine, Job
 from rapid_server.models import Model, ModelRegistry
 from rapid_server.problems import Refusal, problems
 from rapid_server.worker import ImageDone
+
+Result = TypeVar("Result")
 
 COLLECTED: dict[str, Callable[[Encoder, Model, Job, list[ImageDone]], Awaitable[Response]]] = {
     responses.JSON: responses.as_json,
@@ -123,14 +125,27 @@ async def collect(request: Request, job: Job) -> list[ImageDone]:
     async def gather() -> list[ImageDone]:
         return sorted([one async for batch in job for one in batch], key=lambda one: one.place)
 
-    images, gone = asyncio.create_task(gather()), asyncio.create_task(_disconnected(request))
+    return await while_connected(request, gather())
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of work for a client, which is cancelled if the client disconnects.
+
+    Args:
+        request: the client's; its body was read.
+        work: a coroutine.
+
+    Raises:
+        ClientDisconnect: it did.
+    """
+    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
     try:
-        await asyncio.wait({images, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not images.done():
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
             raise ClientDisconnect
-        return images.result()
+        return task.result()
     finally:
-        images.cancel()
+        task.cancel()
         gone.cancel()
 
 

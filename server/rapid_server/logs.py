@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import logging
 import re
@@ -26,6 +27,8 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 _LOG = logging.getLogger(__name__)
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+# loaded now: without free file descriptors, of which a log tells, a codec cannot be imported
+_ESCAPE = codecs.getencoder("unicode_escape")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -48,7 +51,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Format one line; control characters in the message are escaped, so that it stays one line."""
-        message = _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), _message(record))
+        message = _CONTROL.sub(lambda found: _ESCAPE(found.group())[0].decode(), _message(record))
         found = request_id.get()
         where = f" [{found}]" if found else ""
         trace = _trace(self, record)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rapid.sampling.classifier import read_png
 from rapid_server import responses, schemas
 from rapid_server.engine import ClientFullError, EngineFailedError, EngineFullError, EngineStoppedError
-from rapid_server.generation import STATUSES, client_of, read_body
+from rapid_server.generation import STATUSES, client_of, read_body, while_connected
 from rapid_server.models import Model, ModelRegistry
 from rapid_server.problems import Refusal, problems
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from rapid.sampling.classifier import Classifier
 
 _LOG = logging.getLogger(__name__)
+PORTION = 256
+"""Images that are classified between two looks whether the result is still wanted."""
 _RETRY_AFTER = 1
 """Seconds: classifying takes milliseconds an image."""
 Pixels = NDArray[np.uint8]
@@ -73,32 +75,46 @@ class Predictor:
                 problem = f"{total} images are waiting, of at most {self._max_queued}: ask for fewer, or later"
                 raise EngineFullError(problem, _RETRY_AFTER)
             self._held[client] += count
-            # within the lock: after `close` the executor takes nothing
-            future = self._thread.submit(self._run, self._classifiers[model], files)
+            gone = threading.Event()
+            # within the lock: after `stop` the executor takes nothing
+            future = self._thread.submit(self._run, self._classifiers[model], files, gone)
         # a request that was cancelled may still be running
         future.add_done_callback(lambda _: self._release(client, count))
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
+            gone.set()
             if self._stopped:
                 raise EngineStoppedError from None
             raise
 
-    def close(self) -> None:
-        """Accept no more requests, drop those that wait, and let the running one end."""
+    def stop(self) -> None:
+        """Accept no more requests, and end those that wait or run with EngineStoppedError; return at once."""
         with self._lock:
             self._stopped = True
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, classifier: Classifier, files: Sequence[bytes]) -> NDArray[np.float32]:
+    def close(self) -> None:
+        """Stop, and wait until the thread has ended; may be called more than once."""
+        self.stop()
+        self._thread.shutdown(wait=True)
+
+    def _run(self, classifier: Classifier, files: Sequence[bytes], gone: threading.Event) -> NDArray[np.float32]:
         form = classifier.bundle.config.image
         names = [f"images[{place}]" for place in range(len(files))] if len(files) > 1 else ["images"]
-        images = np.concatenate([read_png(content, form, name) for name, content in zip(names, files, strict=True)])
-        try:
-            return classifier.probabilities(images)
-        except Exception:
-            _LOG.exception("a prediction failed")
-            raise EngineFailedError from None
+        found = []
+        for start in range(0, len(files), PORTION):
+            if self._stopped or gone.is_set():
+                raise EngineStoppedError
+            part = slice(start, start + PORTION)
+            pairs = zip(names[part], files[part], strict=True)
+            images = np.concatenate([read_png(content, form, name) for name, content in pairs])
+            try:
+                found.append(classifier.probabilities(images))
+            except Exception:
+                _LOG.exception("a prediction failed")
+                raise EngineFailedError from None
+        return np.concatenate(found)
 
     def _release(self, client: str, count: int) -> None:
         with self._lock:
@@ -138,7 +154,7 @@ def prediction_router(models: ModelRegistry, predictor: Predictor, limits: schem
             found = models.classifier(model if body.model is None else body.model)
             files = await asyncio.to_thread(lambda: [_decoded(text, place) for place, text in enumerate(body.images)])
         request.scope.setdefault("state", {})["images"] = len(files)
-        rows = await predictor.predict(found.name, files, client_of(request))
+        rows = await while_connected(request, predictor.predict(found.name, files, client_of(request)))
         return await asyncio.to_thread(_response, found, rows)
 
     return router

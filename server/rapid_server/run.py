@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rapid.sampling.classifier import Classifier
     from rapid.sampling.generator import Generator
     from rapid_server.engine import Engine
+    from rapid_server.prediction import Predictor
     from rapid_server.settings import ServerSettings
 
 _LOG = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ def serve_models(
     server = _server(
         uvicorn_config(app, settings.max_connections, settings.grace_seconds),
         engine,
+        app.state.predictor,
         settings.grace_seconds,
         f"serving {', '.join(models)} at {_url(settings.host, listener)}",
     )
@@ -97,7 +99,9 @@ def _opened(settings: ServerSettings) -> dict[str, Generator | Classifier]:
         return dict(zip(settings.models, [one.result() for one in opened], strict=True))
 
 
-def _server(config: uvicorn.Config, engine: Engine, grace_seconds: float, serving: str) -> uvicorn.Server:
+def _server(
+    config: uvicorn.Config, engine: Engine, predictor: Predictor, grace_seconds: float, serving: str
+) -> uvicorn.Server:
     """What serves the application; prints the line `serving` when it accepts requests."""
     import uvicorn
 
@@ -110,7 +114,8 @@ def _server(config: uvicorn.Config, engine: Engine, grace_seconds: float, servin
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             engine.drain()
-            asyncio.get_running_loop().call_later(grace_seconds, engine.stop)
+            for one in (engine, predictor):
+                asyncio.get_running_loop().call_later(grace_seconds, one.stop)
             await super().shutdown(sockets)
 
         @contextmanager

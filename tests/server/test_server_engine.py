@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rapid_server.engine import (
+    MOST_RECORDS,
     ClientFullError,
     Engine,
     EngineFailedError,
@@ -223,6 +224,25 @@ def test_many_record_images_delay_neither_images_nor_the_event_loop(engine: Engi
 
     asyncio.run(work())
     assert rows_in_use(engine) == 0
+
+
+def test_record_images_of_clients_that_went_hold_up_nobody(engine: Engine) -> None:
+    async def use() -> None:
+        job = engine.submit("a", 500, steps=20)
+        asked = [asyncio.create_task(engine.record_image("a", 0)) for _ in range(MOST_RECORDS + 1)]
+        await asyncio.sleep(0)
+        refused = [one for one in asked if one.done()]
+        assert 1 <= len(refused) <= 3
+        with pytest.raises(EngineFullError, match="images of records are waiting"):
+            refused[0].result()
+        for one in asked:
+            one.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        # at most one image between two steps
+        assert (await asyncio.wait_for(engine.record_image("a", 0), 5)).dtype == np.uint8
+        job.cancel()
+
+    asyncio.run(use())
 
 
 def test_the_loop_of_a_job_may_be_closed(engine: Engine) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rapid_server.connections import TimeoutProtocol
+from rapid_server.connections import EXCESS_SECONDS, SPARE, TimeoutProtocol
 from rapid_server.run import allow_files
 from tests_hostile import Served, is_refused, post, rest, status_of, talk, until
 
@@ -158,6 +158,32 @@ def test_one_connection_too_many(application: Any, serving: Any) -> None:
         held[0].close()
         until(lambda: talk(served, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP/1.1 200 "))
         assert 'status="503"' in client.get("/metrics").text
+
+
+def test_far_too_many_silent_connections(application: Any, serving: Any) -> None:
+    """Some are told so, others are reset before they take all file descriptors."""
+    app = application()
+    with serving(app, max_connections=4) as client, ExitStack() as stack:
+        served = Served(app, client)
+        connections = [stack.enter_context(served.connect(20)) for _ in range(SPARE + 30)]
+        begin = time.monotonic()
+        reset = 0
+        for connection in connections[4:]:
+            try:
+                connection.sendall(b"GET /info HTTP/1.1\r\nHost: x\r\n\r\n")
+                reset += not connection.recv(100)
+            except ConnectionError:
+                reset += 1
+        assert 20 <= reset <= 30
+        assert time.monotonic() - begin < 15
+        # a silent one beyond the limit is closed soon
+        silent = stack.enter_context(served.connect(2 * EXCESS_SECONDS + 5))
+        begin = time.monotonic()
+        rest(silent)
+        assert time.monotonic() - begin < 2 * EXCESS_SECONDS + 4
+        for connection in connections:
+            connection.close()
+        until(lambda: talk(served, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP/1.1 200 "))
 
 
 def test_requests_one_behind_the_other(served: Served) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -17,8 +18,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 from rapid_server.app import create_app
+from rapid_server.connections import PROBE_SECONDS
 from rapid_server.engine import ClientFullError, EngineFailedError, EngineFullError, EngineStoppedError
-from rapid_server.prediction import Predictor
+from rapid_server.prediction import PORTION, Predictor
 from rapid_server.settings import ServerSettings
 
 from rapid.config.sections import ImageSettings
@@ -123,9 +125,10 @@ class Slow:
     def __init__(self, classifier: Classifier) -> None:
         self._classifier = classifier
         self.bundle, self.classes, self.image_shape = classifier.bundle, classifier.classes, classifier.image_shape
-        self.go, self.failing = threading.Event(), False
+        self.go, self.failing, self.calls = threading.Event(), False, 0
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        self.calls += 1
         assert self.go.wait(60)
         if self.failing:
             raise RuntimeError("out of memory in /secret/path")
@@ -156,6 +159,50 @@ def test_queues_are_bounded(classifier: Classifier, files: list[bytes]) -> None:
             await predictor.predict("judge", files[:1], "a")
 
     asyncio.run(use())
+
+
+def test_a_stop_ends_what_runs_and_what_waits(classifier: Classifier, files: list[bytes]) -> None:
+    slow = Slow(classifier)
+    predictor = Predictor({"judge": slow}, max_queued=5000, max_client=5000)
+
+    async def use() -> None:
+        running, waiting = (
+            asyncio.create_task(predictor.predict("judge", files[:1] * count, "a")) for count in (2 * PORTION, 1)
+        )
+        await asyncio.sleep(0.2)
+        predictor.stop()
+        # at once, while the other still runs
+        with pytest.raises(EngineStoppedError):
+            await asyncio.wait_for(waiting, 10)
+        assert not running.done()
+        slow.go.set()
+        with pytest.raises(EngineStoppedError):
+            await asyncio.wait_for(running, 10)
+        predictor.close()
+
+    asyncio.run(use())
+
+
+def test_a_client_that_goes_holds_up_nobody(serving: Serving, classifier: Classifier, files: list[bytes]) -> None:
+    slow = Slow(classifier)
+    app = create_app(
+        {"judge": slow},
+        ServerSettings(model=("model=/nowhere",), max_count=1000, max_client=1500, max_body_bytes=10**7),
+    )
+    with serving(app) as client:
+        many = {"images": coded(files[:1]) * 1000}
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/predict", json=many, timeout=1)
+        assert client.post("/predict", json=many, timeout=5).status_code == 429
+        # until it is known whether the client has gone, or has closed its sending side only
+        time.sleep(3 * PROBE_SECONDS)
+        # the portion that runs is the last one
+        slow.go.set()
+        end = time.monotonic() + 20
+        while client.post("/predict", json=many).status_code == 429:
+            assert time.monotonic() < end
+        assert slow.calls <= 1 + 4
+        assert client.post("/predict", json={"images": coded(files)}, timeout=20).status_code == 200
 
 
 def bomb(side: int) -> bytes:

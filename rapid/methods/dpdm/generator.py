@@ -12,7 +12,7 @@ from torch import Tensor
 from rapid.bundle import Bundle
 from rapid.diffusion.samplers import Churn, Path
 from rapid.errors import InputError
-from rapid.methods.dpdm.networks import DENOISER
+from rapid.methods.dpdm.networks import CHOSEN_FOR, DENOISER
 from rapid.methods.dpdm.settings import MAX_STEPS, DpdmGenerationSettings, DpdmSettings
 from rapid.methods.dpdm.tuned import Tuned, tuned_for
 from rapid.nn.denoiser import guided
@@ -151,12 +151,21 @@ class DpdmGenerator(DpdmSampler):
             bundle.component(DENOISER, PreconditionedDenoiser),
             bundle.settings_as(DpdmSettings),
             bundle.classes,
-            None if bundle.privacy is None else float(bundle.privacy["epsilon"]),
+            _chosen_for(bundle),
             device,
             settings,
             stored_tones(bundle),
         )
         self.bundle = bundle
+
+
+def _chosen_for(bundle: Bundle) -> float | None:
+    """The epsilon that guidance and churn are chosen by, as the configuration was; None if the bundle is public."""
+    if bundle.privacy is None:
+        return None
+    # bundles of before 0.3 do not say it
+    spent = bundle.privacy.get("selection", {}).get("epsilon_of_one_trial", bundle.privacy["epsilon"])
+    return float(bundle.config.facts.get(CHOSEN_FOR, spent))
 
 
 def _chosen(settings: DpdmGenerationSettings, epsilon: float | None) -> Tuned:

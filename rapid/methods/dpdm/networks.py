@@ -21,6 +21,8 @@ from rapid.training.recipe import Recipe
 from rapid.training.view_batches import ViewBatches
 
 DENOISER = "denoiser"
+CHOSEN_FOR = "chosen_for_epsilon"
+"""The fact of a private bundle by which sampling is chosen as training was: of a tune, the epsilon of one trial."""
 """Of the component, and of the release behind it."""
 
 

@@ -13,7 +13,7 @@ from rapid.dp.releases import DpSgdSpec, QuerySpec
 from rapid.dp.training_spec import training_spec
 from rapid.methods.base import Description
 from rapid.methods.dpdm.generator import DpdmSampler, can_guide
-from rapid.methods.dpdm.networks import DENOISER, build_denoiser
+from rapid.methods.dpdm.networks import CHOSEN_FOR, DENOISER, build_denoiser
 from rapid.methods.dpdm.objective import DenoisingObjective
 from rapid.methods.dpdm.settings import DpdmSettings
 from rapid.methods.dpdm.tuned import configuration_for
@@ -86,6 +86,7 @@ def describe_private(settings: DpdmSettings, budget: Budget) -> Description:
     )
     facts = {
         "configuration": configuration,
+        CHOSEN_FOR: budget.epsilon,
         "sigma_data": settings.private.sigma_data,
         "multiplicity": settings.private.multiplicity,
     }
