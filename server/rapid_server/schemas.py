@@ -22,6 +22,7 @@ Request = TypeVar("Request", bound=BaseModel)
 
 _INT64_END = 2**63
 _SHOWN_ERRORS = 5
+_LISTED_ERRORS = 1_000
 _MAX_NAME = 255
 """Classes are often folders, and no file system has longer names."""
 
@@ -267,6 +268,10 @@ def parse_request(kind: type[Request], body: bytes, limits: Limits) -> Request:
     try:
         return kind.model_validate_json(body, context=limits)
     except ValidationError as error:
+        if error.error_count() > _LISTED_ERRORS:
+            # listing them takes longer than all else, in the event loop
+            problem = f"{error.error_count():,} of its fields or values are wrong; /docs has those that there are"
+            raise InvalidRequest(f"body: {problem}", "body") from None
         errors = error.errors(include_url=False, include_input=False)
         raise InvalidRequest(_describe(kind, errors), _field(errors[0])) from None
 
