@@ -176,8 +176,9 @@ def command_generate(setup: Setup) -> Outcome:
 def predict(setup: Setup) -> Outcome:
     """`predict` on the device and on the CPU."""
     found = []
-    for device in (setup.name, "cpu"):
-        out = setup.folder / f"predictions-{device}.csv"
+    for number, device in enumerate((setup.name, "cpu")):
+        # without a GPU both are the CPU
+        out = setup.folder / f"predictions-{number}.csv"
         call("predict", "--model", setup.made("dp-classifier"), "--data", setup.made("digits.npz"), "--out", out,
              "--device", device)  # fmt: skip
         with out.open(newline="", encoding="utf-8") as stream:

@@ -229,10 +229,11 @@ def test_many_record_images_delay_neither_images_nor_the_event_loop(engine: Engi
 def test_record_images_of_clients_that_went_hold_up_nobody(engine: Engine) -> None:
     async def use() -> None:
         job = engine.submit("a", 500, steps=20)
-        asked = [asyncio.create_task(engine.record_image("a", 0)) for _ in range(MOST_RECORDS + 1)]
+        asked = [asyncio.create_task(engine.record_image("a", 0)) for _ in range(2 * MOST_RECORDS)]
         await asyncio.sleep(0)
-        refused = [one for one in asked if one.done()]
-        assert 1 <= len(refused) <= 3
+        refused = [one for one in asked if one.done() and one.exception() is not None]
+        # the engine takes some meanwhile
+        assert 1 <= len(refused) <= MOST_RECORDS
         with pytest.raises(EngineFullError, match="images of records are waiting"):
             refused[0].result()
         for one in asked:
