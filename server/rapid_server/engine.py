@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 MOST_RECORDS = 512
 """Images of records that may wait."""
-RECORDS_SECONDS = 2
-"""When to ask again for such an image, if too many wait."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -238,7 +236,10 @@ class Engine:
             if self._stopping:
                 raise EngineStoppedError
             if len(self._records) >= MOST_RECORDS:
-                raise EngineFullError(f"{len(self._records)} images of records are waiting: ask later", RECORDS_SECONDS)
+                # clients may have gone
+                self._records = deque(one for one in self._records if not one.future.cancelled())
+            if (waiting := len(self._records)) >= MOST_RECORDS:
+                raise EngineFullError(f"{waiting} images of records are waiting: ask later", self._seconds_for(waiting))
             self._records.append(_RecordRequest(model, record, future))
             self._changed.notify()
         return await asyncio.wrap_future(future)
