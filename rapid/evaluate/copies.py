@@ -65,8 +65,8 @@ def compare_with(
     Returns:
         JSON-ready quantiles, and the closest pairs. `nearer_than_real` is the share of synthetic images that are nearer
         to the reference than the nearest 1 % of the real ones, or identical to one of it: about 0.01 without copies,
-        and None if there are less than FEW real ones. A pair is given by the indices of its images; several public sets
-        are counted through in the order given.
+        and None if there are fewer than FEW real ones. A pair is given by the indices of its images; several public
+        sets are counted through in the order given.
     """
     with Progress(f"copies: {name}", len(synthetic) + len(real), "image") as progress:
         found = nearest_images(synthetic.images, reference, device, progress.advance)

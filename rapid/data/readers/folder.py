@@ -29,6 +29,7 @@ DEEPER = (
     "deeper than one sub-folder per class: move them up, give the path of one split, or add --unit-folders if the "
     "folders in it are people"
 )
+"""Images where none are read; inner folders may be splits, people, or a mistake."""
 CONVERT = "is of a format that is not read; convert it to PNG or JPEG"
 UNREADABLE = "a sub-folder cannot be read; give yourself the right to read it"
 Group = tuple[int, str, Sequence[str]]
