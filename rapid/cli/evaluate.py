@@ -40,6 +40,7 @@ def evaluate(options: argparse.Namespace) -> None:
         epochs=options.epochs,
         ensemble=options.ensemble,
         label_column=options.label_column,
+        soft_labels=options.soft_labels,
     )
     model = None if options.model is None else open_generator(options.model, options.device)
     report = run(request, choose_device(options.device), model)
@@ -54,7 +55,7 @@ def _evaluate_classifier(options: argparse.Namespace) -> None:
     """Of a classifier, no images are generated and no networks are trained."""
     if options.model is None:
         raise InputError("synthetic", "give the images to evaluate, or leave it out and give a classifier as --model")
-    for name in ("train_real", "public", "features", "inception"):
+    for name in ("train_real", "public", "features", "inception", "soft_labels"):
         if getattr(options, name):
             raise InputError(name, "is for synthetic images; leave it out for a classifier")
     check_target(options.out)
@@ -70,7 +71,7 @@ def _save_features(options: argparse.Namespace) -> None:
     """Train the reference network, once for many reports."""
     if options.train_real is None:
         raise InputError("train_real", "give the real training images, of open data, for --save-features")
-    for name in ("synthetic", "public", "model", "features", "inception", "out"):
+    for name in ("synthetic", "public", "model", "features", "inception", "soft_labels", "out"):
         if getattr(options, name):
             raise InputError(name, "leave it out with --save-features; evaluate with --features FILE then")
     facts = train_reference(

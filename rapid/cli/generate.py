@@ -9,7 +9,7 @@ from typing import Any
 import rapid
 from rapid.bundle.info import provenance
 from rapid.cli.class_counts import FIELD, read_class_counts
-from rapid.data.export import check_target, write_samples
+from rapid.data.export import PICTURE, check_target, write_samples
 from rapid.errors import InputError
 from rapid.files import check_folder, write_json
 from rapid.mapped import scratch_in
@@ -27,11 +27,24 @@ def generate(options: argparse.Namespace) -> None:
         generator, count, labels = ranks.all_or_none(lambda: _prepared(options))
         with scratch_in(options.out), Progress("generating", count, "image", shown=ranks.first) as progress:
             samples = generate_together(
-                generator, ranks, count, labels, options.seed, lambda done, _: progress.advance_to(done)
+                generator,
+                ranks,
+                count,
+                labels,
+                options.seed,
+                lambda done, _: progress.advance_to(done),
+                soft_labels=options.soft_labels,
             )
     if samples is None:
         return
-    write_samples(options.out, samples.images, samples.labels, generator.classes, provenance(generator.bundle))
+    write_samples(
+        options.out,
+        samples.images,
+        samples.labels,
+        generator.classes,
+        provenance(generator.bundle),
+        samples.soft_labels,
+    )
     share = samples.tally.share
     words = "" if share is None else f"; {samples.candidates:,} candidates, {share:.1%} accepted for their class"
     calls = f"{samples.calls:.4g} network {'call' if samples.calls == 1 else 'calls'} an image"
@@ -43,6 +56,8 @@ def generate(options: argparse.Namespace) -> None:
 def _prepared(options: argparse.Namespace) -> tuple[Generator, int, list[int] | None]:
     """Check the arguments, and open the model: it, the number of images, and the class of each."""
     check_target(options.out, options.count)
+    if options.soft_labels and options.out.suffix == PICTURE:
+        raise InputError("soft_labels", "a picture holds none; choose another form for --out, or leave it out")
     if options.report is not None:
         if options.report.suffix != ".json" or options.report.is_dir():
             raise InputError("report", "give a name that ends in .json", options.report)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid.data.origin import KEYWORD
+from rapid.data.readers.soft_labels import COLUMN
 from rapid.errors import InputError
 from rapid.files import check_folder, replacing
 from rapid.pictures import encode_png, labelled_grid
@@ -68,6 +69,7 @@ def write_samples(
     labels: NDArray[np.int64] | None,
     classes: Sequence[str],
     text: Text | None = None,
+    soft_labels: NDArray[np.float32] | None = None,
 ) -> None:
     """Write images and labels to `path`, which appears once it is complete.
 
@@ -87,19 +89,21 @@ def write_samples(
         labels: int64 (N,), indices into `classes`; None if the images are unlabelled.
         classes: class names.
         text: text chunks of every PNG, such as `rapid.bundle.info.provenance`, and metadata of a parquet file.
+        soft_labels: probabilities of the classes, float32 (N, classes), as `soft_labels`: an array, a column of lists,
+            or in `metadata.jsonl` an object with a number for each class. Not for a picture.
     """
     # a link stays, and what it leads to is written
     path = Path(os.path.realpath(path))
     with replacing(path) as target:
         match path.suffix:
             case ".npz":
-                _write_npz(target, images, labels, classes, text)
+                _write_npz(target, images, labels, classes, text, soft_labels)
             case ".parquet":
-                _write_parquet(target, images, labels, classes, text)
+                _write_parquet(target, images, labels, classes, text, soft_labels)
             case ".png":
                 target.write_bytes(encode_png(labelled_grid(images, labels, classes), text))
             case _:
-                _write_folder(target, images, labels, classes, text)
+                _write_folder(target, images, labels, classes, text, soft_labels)
 
 
 def _write_npz(
@@ -108,10 +112,13 @@ def _write_npz(
     labels: NDArray[np.int64] | None,
     classes: Sequence[str],
     text: Text | None,
+    soft_labels: NDArray[np.float32] | None,
 ) -> None:
     arrays: dict[str, NDArray[np.generic]] = {"images": images}
     if labels is not None:
         arrays |= {"labels": labels, "classes": np.asarray(classes)}
+    if soft_labels is not None:
+        arrays[COLUMN] = soft_labels
     if text is not None and KEYWORD in text:
         arrays[KEYWORD] = np.asarray(text[KEYWORD])
     with target.open("wb") as stream:
@@ -124,6 +131,7 @@ def _write_folder(
     labels: NDArray[np.int64] | None,
     classes: Sequence[str],
     text: Text | None,
+    soft_labels: NDArray[np.float32] | None,
 ) -> None:
     target.mkdir()
     names = _file_names(len(images))
@@ -133,11 +141,14 @@ def _write_folder(
         return
     folders = folder_names(classes)
     with (target / METADATA).open("w", encoding="utf-8") as metadata:
-        for name, image, label in zip(names, images, labels.tolist(), strict=True):
+        for row, (name, image, label) in enumerate(zip(names, images, labels.tolist(), strict=True)):
             file = target / folders[label] / name
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(encode_png(image, text))
-            line = {"file_name": f"{folders[label]}/{name}", "label": classes[label]}
+            line: dict[str, Any] = {"file_name": f"{folders[label]}/{name}", "label": classes[label]}
+            if soft_labels is not None:
+                # the shortest text of the same float32
+                line[COLUMN] = {one: float(str(chance)) for one, chance in zip(classes, soft_labels[row], strict=True)}
             metadata.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
@@ -147,6 +158,7 @@ def _write_parquet(
     labels: NDArray[np.int64] | None,
     classes: Sequence[str],
     text: Text | None,
+    soft_labels: NDArray[np.float32] | None,
 ) -> None:
     import pyarrow as pa
     from pyarrow import parquet
@@ -156,6 +168,9 @@ def _write_parquet(
     if labels is not None:
         features["label"] = {"names": list(classes), "_type": "ClassLabel"}
         fields.append(pa.field("label", pa.int64()))
+    if soft_labels is not None:
+        features[COLUMN] = {"feature": {"dtype": "float32", "_type": "Value"}, "_type": "Sequence"}
+        fields.append(pa.field(COLUMN, pa.list_(pa.float32())))
     metadata = {"huggingface": json.dumps({"info": {"features": features}}), **(text or {})}
     schema = pa.schema(fields, metadata)
     names = list(_file_names(len(images)))
@@ -169,6 +184,8 @@ def _write_parquet(
             ]
             if labels is not None:
                 columns.append(pa.array(labels[part]))
+            if soft_labels is not None:
+                columns.append(pa.array(list(soft_labels[part]), fields[-1].type))
             writer.write_batch(pa.record_batch(columns, schema=schema))
 
 

@@ -35,6 +35,7 @@ class ImageSet:
         stored: what the images were before they were brought to one form; None if they have not been read from a path.
         digests: sha256 of each image as it is stored, uint8 (N, 32), if it was asked for. Never store those of private
             images.
+        soft_labels: probabilities of the classes, float32 (N, classes), if they were asked for.
     """
 
     images: NDArray[np.uint8]
@@ -47,6 +48,7 @@ class ImageSet:
     origins: tuple[Origin, ...] = ()
     stored: Stored | None = None
     digests: NDArray[np.uint8] | None = None
+    soft_labels: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.images)

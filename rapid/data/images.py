@@ -31,6 +31,7 @@ def load_images(
     label_column: str | None = None,
     target: Target = None,
     digests: bool = False,
+    soft_labels: bool = False,
 ) -> ImageSet:
     """Read images from a folder, an `.npz`, a table of labels, Parquet files or tars; see `rapid.data.readers`.
 
@@ -53,10 +54,12 @@ def load_images(
         target: the form of a model, or a canvas, whose form depends on the images. Default: images stay as they are,
             and must have one size and colour mode.
         digests: hash the images as they are stored, for `ImageSet.digests`.
+        soft_labels: read the probabilities of the classes, which the set must have.
 
     Raises:
         InputError: nothing there, no images, unreadable images, images that do not fit `target`, wrong types, a label
-            that is missing or not among `classes`, or images without a person where `people` is given.
+            that is missing or not among `classes`, images without a person where `people` is given, or soft labels
+            that are missing or no probabilities.
         Stopped: a stop was requested.
     """
     if not path.exists():
@@ -64,11 +67,13 @@ def load_images(
     if classes is not None:
         checked(classes, "classes")
     names = None if classes is None else tuple(classes)
-    source = Source(path, field, show_paths, names, people, label_column, target, digests)
+    source = Source(path, field, show_paths, names, people, label_column, target, digests, soft_labels)
     with nullcontext() if show_paths else _quiet():
         found = find_reader(source)(source)
     if classes is not None and found.labels is None:
         raise InputError(field, "has no labels, so there are no classes to declare; leave out --classes", path)
+    if soft_labels and found.soft_labels is None:
+        raise InputError(field, "has no soft labels; make images by rapid generate --soft-labels", path)
     if found.labels is not None and any(not _is_text(name) for name in found.labels.names):
         problem = "has a class whose name is not UTF-8; rename its folder or its labels"
         raise InputError(field, problem, path)
@@ -83,6 +88,7 @@ def load_images(
         origins=found.origins if show_paths else (),
         stored=found.stored,
         digests=found.digests,
+        soft_labels=found.soft_labels,
     )
 
 

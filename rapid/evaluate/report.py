@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,13 @@ NOTICE = (
     "does not cover them. Publish them only if the real images are open data or a public test set."
 )
 
+TRAINED_ON = {
+    "synthetic": "synthetic images",
+    "synthetic_soft": "synthetic images with soft labels",
+    "real": "real images",
+}
+"""The sets that classifiers are trained on, by their keys in the report."""
+
 Json = dict[str, Any]
 
 
@@ -58,6 +65,7 @@ class Request:
         epochs: for each classifier.
         ensemble: networks of each kind, whose ensemble is tested as well if there are several.
         label_column: of `real` and `train_real`, if they have columns.
+        soft_labels: also train the classifiers on the soft labels of `synthetic`.
     """
 
     synthetic: Path
@@ -71,6 +79,7 @@ class Request:
     epochs: int = training.EPOCHS
     ensemble: int = 1
     label_column: str | None = None
+    soft_labels: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,10 +110,10 @@ class Report:
                 if (ensemble := network.get("ensemble")) is not None:
                     accuracies.append((f"ensemble of {ensemble['members']} {network['network']}", ensemble["accuracy"]))
             if len(found["networks"]) > 1:
-                words = f"{_in_words(found['selected'])}: the best on held-out {name} images"
+                words = f"{_in_words(found['selected'])}: the best on held-out {TRAINED_ON[name]}"
                 accuracies.append((words, found["selected"]["accuracy"]))
             lines += [
-                f"accuracy on {content['real']['source']}, trained on {name} images: {accuracy:.2%} ({network})"
+                f"accuracy on {content['real']['source']}, trained on {TRAINED_ON[name]}: {accuracy:.2%} ({network})"
                 for network, accuracy in accuracies
             ]
             if len(found["networks"]) > 1:
@@ -143,7 +152,7 @@ def _choice(name: str, found: Json) -> str:
     correlation = found["rank_correlation"]
     shown = "" if correlation is None else f"; rank correlation {correlation:.2f} over {len(found['networks'])} kinds"
     return (
-        f"regret of the choice by held-out {name} images: {100 * found['regret']:.2f} points below the best "
+        f"regret of the choice by held-out {TRAINED_ON[name]}: {100 * found['regret']:.2f} points below the best "
         f"({_in_words(found['best'])}){shown}"
     )
 
@@ -207,7 +216,13 @@ def evaluate(request: Request, device: torch.device, model: Generator | None = N
     reference = None if request.features is None else load_reference(request.features, device)
     form = None if model is None else model.bundle.config.image
     sets = load_sets(
-        request.synthetic, request.real, request.train_real, request.public, form, label_column=request.label_column
+        request.synthetic,
+        request.real,
+        request.train_real,
+        request.public,
+        form,
+        label_column=request.label_column,
+        soft_labels=request.soft_labels,
     )
     _check_sets(sets, request)
     if reference is not None and request.features is not None:
@@ -261,6 +276,8 @@ def _check(request: Request) -> None:
         raise InputError("classifiers", "names one twice", ",".join(request.classifiers))
     if request.epochs < 1:
         raise InputError("epochs", "must be at least 1", request.epochs)
+    if request.soft_labels and not request.classifiers:
+        raise InputError("soft_labels", "is for classifiers; leave it out with --classifiers none")
     if request.ensemble < 1:
         raise InputError("ensemble", "must be at least 1", request.ensemble)
 
@@ -285,9 +302,16 @@ def _check_sets(sets: Sets, request: Request) -> None:
 
 
 def _utility(sets: Sets, request: Request, device: torch.device) -> Json:
-    trained = {"synthetic": sets.synthetic} | ({} if sets.train_real is None else {"real": sets.train_real})
-    return {"protocol": protocol_in_words(request.epochs, request.ensemble)} | {
-        name: measure_utility(images, sets.real, device, name, request.classifiers, request.epochs, request.ensemble)
+    trained = {"synthetic": replace(sets.synthetic, soft_labels=None)}
+    if request.soft_labels:
+        trained["synthetic_soft"] = sets.synthetic
+    if sets.train_real is not None:
+        trained["real"] = sets.train_real
+    protocol = protocol_in_words(request.epochs, request.ensemble, soft_labels=request.soft_labels)
+    return {"protocol": protocol} | {
+        name: measure_utility(
+            images, sets.real, device, TRAINED_ON[name], request.classifiers, request.epochs, request.ensemble
+        )
         for name, images in trained.items()
     }
 

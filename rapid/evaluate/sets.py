@@ -46,6 +46,8 @@ def load_sets(
     public: Sequence[Path],
     model: ImageSettings | None = None,
     label_column: str | None = None,
+    *,
+    soft_labels: bool = False,
 ) -> Sets:
     """Read the sets, and bring all images to the size of the synthetic ones, or of the model.
 
@@ -59,11 +61,12 @@ def load_sets(
         public: paths of the public sets.
         model: form of the model's images; None without a model.
         label_column: of `real` and `train_real`; see `load_images`.
+        soft_labels: read those of `synthetic`, too.
 
     Raises:
         InputError: a set cannot be read, or its images are too small.
     """
-    samples = load_images(synthetic, "synthetic", target=Canvas(kept=None))
+    samples = load_images(synthetic, "synthetic", target=Canvas(kept=None), soft_labels=soft_labels)
     size = max(*samples.images.shape[1:3], 0 if model is None else model.size)
     distorted = model is not None and model.fit == "resize"
     canvas = Canvas(size, size, "resize" if distorted else "contain")

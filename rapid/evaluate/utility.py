@@ -13,13 +13,18 @@ from scipy.stats import spearmanr
 from rapid.data import ImageSet
 from rapid.evaluate.networks import CLASSIFIERS, PROTOCOL
 from rapid.evaluate.sets import match_classes
-from rapid.evaluate.training import BATCH, EPOCHS, labels_of, probabilities, train_classifier
+from rapid.evaluate.training import BATCH, EPOCHS, TEMPERATURE, labels_of, probabilities, train_classifier
 
 Json = dict[str, Any]
 
 
-def protocol_in_words(epochs: int, ensemble: int = 1) -> str:
+def protocol_in_words(epochs: int, ensemble: int = 1, *, soft_labels: bool = False) -> str:
     """A description of `measure_utility` for the report."""
+    softened = (
+        f"Soft labels are learnt at temperature {TEMPERATURE:g} in place of the labels, which select the epoch. "
+        if soft_labels
+        else ""
+    )
     several = (
         f"An ensemble is {ensemble} such networks of one kind, trained with other initial weights and another order of "
         "the images; the mean of their probabilities is tested. "
@@ -30,9 +35,10 @@ def protocol_in_words(epochs: int, ensemble: int = 1) -> str:
         f"Each classifier is trained for {epochs} epochs (AdamW, one-cycle learning rate, batches of {BATCH}, no "
         "augmentation) on nine tenths of the training set; the other tenth selects the best epoch, which is tested "
         "once on the real test images. The mean is over the ResNet, the WideResNet and the ResNeXt, without the small "
-        f"CNN. {several}The classifier that is best on the held-out tenth is the one that would be chosen without real "
-        "images; its regret is how far it is below the best on the real test images, and the rank correlation is "
-        "Spearman's, of both accuracies over the classifiers. Standard errors reflect the size of the test set only"
+        f"CNN. {several}{softened}The classifier that is best on the held-out tenth is the one that would be chosen "
+        "without real images; its regret is how far it is below the best on the real test images, and the rank "
+        "correlation is Spearman's, of both accuracies over the classifiers. Standard errors reflect the size of the "
+        "test set only"
         f"{'' if ensemble > 1 else '; each network is trained once'}."
     )
 
@@ -49,7 +55,7 @@ def measure_utility(
     """Train each classifier on `train` and test it once on `test`.
 
     Args:
-        train: labelled images.
+        train: labelled images, with or without soft labels.
         test: labelled images of the same size and colour mode; classes are matched by name.
         device: where to train.
         title: name of the training set, shown with the progress.

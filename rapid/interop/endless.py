@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -22,7 +23,7 @@ from rapid.sampling.generator import Generator
 from rapid.sampling.streams import MAX_SEED
 
 
-class EndlessImages(IterableDataset[tuple[Tensor, int]]):
+class EndlessImages(IterableDataset[tuple[Tensor, int | Tensor]]):
     """Pairs of an image, float32 (C, H, W) in [-1, 1], and its class index, made when they are asked for.
 
     Images are made `batch_size` at a time. Batch number b depends on the seed, the epoch and b. Of W workers of a
@@ -42,6 +43,8 @@ class EndlessImages(IterableDataset[tuple[Tensor, int]]):
         batch_size: images made at a time.
         device: auto, cpu or cuda.
         overrides: generation settings, as `generation.steps=50`.
+        soft_labels: instead of its class index, an image has the probabilities of the classes by the probe, float32
+            (classes,), which `cross_entropy` takes as well.
 
     Attributes:
         classes: names of the classes; empty for a model without any.
@@ -61,6 +64,8 @@ class EndlessImages(IterableDataset[tuple[Tensor, int]]):
         batch_size: int = 64,
         device: str = "auto",
         overrides: Sequence[str] = (),
+        *,
+        soft_labels: bool = False,
     ) -> None:
         if batch_size < 1:
             raise InputError("batch_size", "must be at least 1", batch_size)
@@ -71,7 +76,7 @@ class EndlessImages(IterableDataset[tuple[Tensor, int]]):
         self.seed = secrets.randbits(53) if seed is None else seed
         self.epoch = 0
         self._path, self._device, self._overrides = Path(model), device, tuple(overrides)
-        self._batch_size = batch_size
+        self._batch_size, self._soft_labels = batch_size, soft_labels
         self._opened: tuple[int, Generator] | None = None
         self._cycle = None if labels is None else resolve_labels(self.classes, labels)
         if self._cycle == []:
@@ -92,12 +97,22 @@ class EndlessImages(IterableDataset[tuple[Tensor, int]]):
         """
         self.epoch = epoch
 
-    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+    def __iter__(self) -> Iterator[tuple[Tensor, int | Tensor]]:
         worker = get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for number in itertools.count(first, step):
-            samples = generate(self.generator, self._batch_size, self._labels_of(number), self._seed_of(number))
-            labels = [-1] * self._batch_size if samples.labels is None else samples.labels.tolist()
+            samples = generate(
+                self.generator,
+                self._batch_size,
+                self._labels_of(number),
+                self._seed_of(number),
+                soft_labels=self._soft_labels,
+            )
+            labels: Sequence[int | Tensor] = [-1] * self._batch_size
+            if samples.soft_labels is not None:
+                labels = torch.from_numpy(samples.soft_labels).unbind()
+            elif samples.labels is not None:
+                labels = samples.labels.tolist()
             yield from zip(to_unit_range(samples.images), labels, strict=True)
 
     def __getstate__(self) -> dict[str, Any]:

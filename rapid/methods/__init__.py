@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rapid.config.presets import DEFAULT_METHOD, Tree, build_settings, generation_settings, preset_tree
 from rapid.config.sections import MethodSettings
 from rapid.errors import InputError
-from rapid.methods.base import Classifying, Method
+from rapid.methods.base import Classifying, Method, Probed
 
 if TYPE_CHECKING:
     import torch
@@ -102,7 +102,7 @@ def generator_of(bundle: Bundle, device: torch.device, overrides: Sequence[str] 
 
 
 def open_classifier(path: Path, device: str = "auto") -> Classifier:
-    """Open a bundle of any method that classifies images.
+    """Open a bundle of any method that classifies images, or that has a probe.
 
     Args:
         path: a bundle.
@@ -114,11 +114,13 @@ def open_classifier(path: Path, device: str = "auto") -> Classifier:
     from rapid.bundle import Bundle
     from rapid.runtime import choose_device
 
-    bundle = Bundle.open(path, "model")
+    bundle, place = Bundle.open(path, "model"), choose_device(device)
     method: object = find_method(bundle.config.method)
     if isinstance(method, Classifying):
-        return method.classifier(bundle, choose_device(device))
-    raise InputError("model", f"was made by {bundle.config.method}, which does not classify images", path)
+        return method.classifier(bundle, place)
+    if isinstance(method, Probed) and (probe := method.probe(bundle, place)) is not None:
+        return probe
+    raise InputError("model", f"was made by {bundle.config.method}, and has no classifier of images", path)
 
 
 def open_model(path: Path, device: str = "auto") -> Generator | Classifier:

@@ -245,6 +245,14 @@ class Classifying(Protocol):
 
 
 @runtime_checkable
+class Probed(Protocol):
+    """A method whose models make images, and can have a classifier that selects them."""
+
+    def probe(self, bundle: Bundle, device: torch.device) -> Classifier | None:
+        """The classifier of a bundle; None if it has none."""
+
+
+@runtime_checkable
 class Inspectable(Protocol):
     """What a method can add for `rapid release`; without it, only what all methods share is audited and attacked."""
 

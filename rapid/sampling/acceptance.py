@@ -67,6 +67,8 @@ class Accepted(NamedTuple):
     """The number of the candidate."""
     image: NDArray[np.uint8]
     """(H, W) or (H, W, 3)."""
+    probabilities: NDArray[np.float32] | None
+    """Of the classes, by the probe, (classes,); None without a probe."""
 
 
 SLACK = 256
@@ -111,7 +113,7 @@ class Acceptance:
                 self._prune()
             return []
         self.missing -= 1
-        return [Accepted(places.popleft(), candidate, image)]
+        return [Accepted(places.popleft(), candidate, image, probabilities)]
 
     def found(self, probabilities: NDArray[np.float32]) -> int | None:
         """The class of a candidate, or None if the probe is not sure enough of any."""
@@ -179,9 +181,9 @@ class _Reserve:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def __getitem__(self, row: int) -> tuple[int, NDArray[np.uint8]]:
-        """Number and image."""
-        return self._numbers[row], self._pixels[row]
+    def __getitem__(self, row: int) -> tuple[int, NDArray[np.uint8], NDArray[np.float32]]:
+        """Number, image and probabilities."""
+        return self._numbers[row], self._pixels[row], self.probabilities[row]
 
     def append(self, candidate: int, image: NDArray[np.uint8], probabilities: NDArray[np.float32]) -> None:
         """Add a copy of a candidate: a view would keep its whole batch in memory."""

@@ -31,6 +31,7 @@ class Samples:
     Attributes:
         images: uint8, (N, H, W) grey or (N, H, W, 3) RGB.
         labels: int64 (N,), indices into the model's classes; None from an unconditional model.
+        soft_labels: float32 (N, classes), the probabilities of the classes by the probe; None if not asked for.
         seed: the seed that makes the same images again.
         candidates: number of candidates that were made for them.
         tally: what the probe found in those that were offered; empty without a probe.
@@ -39,6 +40,7 @@ class Samples:
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64] | None
+    soft_labels: NDArray[np.float32] | None
     seed: int
     candidates: int
     tally: Tally
@@ -52,6 +54,8 @@ def generate(
     seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     steps: int | None = None,
+    *,
+    soft_labels: bool = False,
 ) -> Samples:
     """Make `count` images, `generator.batch_size` candidates at a time.
 
@@ -64,11 +68,13 @@ def generate(
         seed: 0..2^63 - 1; None draws one.
         progress: called with (images done, count) after each batch.
         steps: sampling steps, 1..generator.max_steps; None takes the generator's.
+        soft_labels: keep the probabilities by the probe.
 
     Raises:
-        InputError: an argument is out of range; see `make_request`.
+        InputError: an argument is out of range; see `make_request`. Or there is no probe for soft labels; the field is
+            "soft_labels".
     """
-    samples = generate_together(generator, Ranks(), count, labels, seed, progress, steps)
+    samples = generate_together(generator, Ranks(), count, labels, seed, progress, steps, soft_labels=soft_labels)
     assert samples is not None
     return samples
 
@@ -81,6 +87,8 @@ def generate_together(
     seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     steps: int | None = None,
+    *,
+    soft_labels: bool = False,
 ) -> Samples | None:
     """As `generate`, by several ranks, which make one batch each at a time: the very batches that one rank makes.
 
@@ -95,21 +103,31 @@ def generate_together(
         seed: 0..2^63 - 1; None draws one.
         progress: called with (images done, count) after each batch, on the first rank.
         steps: sampling steps, 1..generator.max_steps; None takes the generator's.
+        soft_labels: keep the probabilities by the probe.
 
     Returns:
         The images on the first rank, None on all others.
 
     Raises:
-        InputError: an argument is out of range; see `make_request`.
+        InputError: as `generate`.
         LostRank: another rank is gone.
     """
-    request = ranks.all_or_none(lambda: make_request(generator, count, labels, seed, steps) if ranks.first else None)
+
+    def checked() -> Request | None:
+        if not ranks.first:
+            return None
+        if soft_labels and generator.attempts == 1:
+            raise InputError("soft_labels", "the model has no probe, or generation.attempts is 1; leave it out")
+        return make_request(generator, count, labels, seed, steps)
+
+    request = ranks.all_or_none(checked)
     trajectories = generator.trajectories()
     if request is None:
         while turn := ranks.broadcast(NO_BATCHES):
             ranks.gather(_make(generator, trajectories, turn[ranks.rank]) if ranks.rank < len(turn) else None)
         return None
     images = empty((count, *generator.image_shape))
+    chances = np.empty((count, len(generator.classes)), np.float32) if soft_labels else None
     due = _draw(generator, request)
     while request.missing:
         turn = ranks.broadcast([due, *_ahead(generator, request, ranks.count - 1)])
@@ -118,6 +136,8 @@ def generate_together(
                 break
             for accepted in request.offer(*made):
                 images[accepted.place] = accepted.image
+                if chances is not None:
+                    chances[accepted.place] = accepted.probabilities
             if progress is not None:
                 progress(count - request.missing, count)
             if not request.missing:
@@ -125,7 +145,7 @@ def generate_together(
             due = _draw(generator, request)
     ranks.broadcast(NO_BATCHES)
     calls = generator.calls(request.steps) * request.drawn / count
-    return Samples(images, request.labels, request.seed, request.drawn, request.tally, calls)
+    return Samples(images, request.labels, chances, request.seed, request.drawn, request.tally, calls)
 
 
 def make_request(

@@ -170,7 +170,7 @@ class Request:
         self, number: int, image: NDArray[np.uint8], probabilities: NDArray[np.float32] | None
     ) -> list[Accepted]:
         if self._acceptance is None or probabilities is None:
-            accepted = [Accepted(number, number, image)]
+            accepted = [Accepted(number, number, image, probabilities)]
         else:
             accepted = self._acceptance.offer(number, image, probabilities)
         for one in accepted:

@@ -47,6 +47,40 @@ def test_forms_hold_the_same_images(private_bundle: Path, tmp_path: Path, capfd:
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+def test_soft_labels_from_the_model_to_the_report(
+    private_bundle: Path, digits: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", str(private_bundle), "--count", "40", "--seed", "4", "--set", "generation.attempts=2"]
+    assert main(["generate", *words, "--out", str(tmp_path / "plain.npz")]) == 0
+    assert main(["generate", *words, "--out", str(tmp_path / "soft.npz"), "--soft-labels"]) == 0
+    with np.load(tmp_path / "plain.npz") as plain, np.load(tmp_path / "soft.npz") as soft:
+        assert "soft_labels" not in plain.files
+        assert (plain["images"] == soft["images"]).all()
+        assert soft["soft_labels"].shape == (40, 10)
+    report = tmp_path / "report.json"
+    words = ["evaluate", "--real", str(digits), "--classifiers", "small", "--epochs", "1", "--soft-labels"]
+    assert main([*words, "--synthetic", str(tmp_path / "soft.npz"), "--out", str(report)]) == 0
+    assert "trained on synthetic images with soft labels: " in capfd.readouterr().out
+    utility = json.loads(report.read_text())["utility"]
+    assert list(utility) == ["protocol", "synthetic", "synthetic_soft"]
+    assert "at temperature 3 in place of the labels" in utility["protocol"]
+    assert "40 synthetic images with soft labels" in report.with_suffix(".html").read_text("utf-8")
+    assert main([*words, "--synthetic", str(tmp_path / "plain.npz"), "--out", str(report)]) == 2
+    assert "has no soft labels; make images by rapid generate --soft-labels" in capfd.readouterr().err
+    words[words.index("small")] = "none"
+    assert main([*words, "--synthetic", str(tmp_path / "soft.npz"), "--out", str(report)]) == 2
+    assert "--soft-labels: is for classifiers; leave it out with --classifiers none" in capfd.readouterr().err
+
+
+def test_soft_labels_that_cannot_be_written(
+    private_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, told in (("grid.png", "a picture holds none"), ("set.npz", "the model has no probe")):
+        assert generate(private_bundle, tmp_path / name, "--count", "2", "--soft-labels") == 2
+        assert f"--soft-labels: {told}" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_report_tells_how_the_images_were_made(
     private_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

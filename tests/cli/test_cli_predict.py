@@ -12,7 +12,8 @@ from PIL import Image
 
 from rapid.cli import main
 from rapid.data import load_images
-from rapid.methods import open_classifier
+from rapid.methods import open_classifier, open_generator, open_model
+from rapid.sampling.classifier import Classifier
 
 
 def rapid(*arguments: object) -> int:
@@ -64,7 +65,7 @@ def test_rows_of_an_archive_are_numbered(classifier_bundle: Path, digits: Path, 
 
 
 def test_bad_input_is_told_in_one_line(
-    classifier_bundle: Path, private_bundle: Path, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    classifier_bundle: Path, public_bundle: Path, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     large = tmp_path / "large.npz"
     np.savez(large, images=np.zeros((2, 40, 40), np.uint8))
@@ -75,7 +76,7 @@ def test_bad_input_is_told_in_one_line(
         ((classifier_bundle, digits, there), "--out", "exists already; choose another name"),
         ((classifier_bundle, tmp_path / "none", out), "--data", "does not exist"),
         ((classifier_bundle, large, out), "--data", "has images of 40x40; images larger than 32x32 pixels do not fit"),
-        ((private_bundle, digits, out), "--model", "was made by rapid, which does not classify images"),
+        ((public_bundle, digits, out), "--model", "was made by rapid, and has no classifier of images"),
         ((tmp_path, digits, out), "--model", "is no bundle"),
     ]
     for (model, data, target), field, words in cases:
@@ -119,14 +120,34 @@ def test_a_classifier_is_evaluated(
         assert picture.mode == "RGB"
 
 
+def test_the_probe_of_a_model_is_a_classifier(
+    private_bundle: Path, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its probabilities are those by which the same model selects its images."""
+    table, report = tmp_path / "predictions.csv", tmp_path / "report.json"
+    assert rapid("predict", "--model", private_bundle, "--data", digits, "--out", table) == 0
+    assert rapid("evaluate", "--model", private_bundle, "--real", digits, "--out", report) == 0
+    assert "expected calibration error" in capsys.readouterr().out
+    images = load_images(digits, "real")
+    padded = np.pad(images.images, ((0, 0), (2, 2), (2, 2)))
+    expected = open_generator(private_bundle, "cpu", ["generation.attempts=2"]).label(padded)
+    assert expected is not None
+    found = np.array([[float(row[f"p({n})"]) for n in range(10)] for row in rows_of(table)])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert json.loads(report.read_text())["accuracy"] == pytest.approx((expected.argmax(1) == images.labels).mean())
+    assert open_classifier(private_bundle, "cpu").probabilities(padded[:0]).shape == (0, 10)
+    # served it makes images, as before
+    assert not isinstance(open_model(private_bundle, "cpu"), Classifier)
+
+
 def test_evaluations_that_do_not_fit_are_refused(
-    classifier_bundle: Path, private_bundle: Path, letters: Path, digits: Path, tmp_path: Path,
+    classifier_bundle: Path, public_bundle: Path, letters: Path, digits: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     out = tmp_path / "report.json"
     cases = [
         (("--real", digits), "--synthetic: give the images"),
-        (("--model", private_bundle, "--real", digits), "which does not classify images"),
+        (("--model", public_bundle, "--real", digits), "and has no classifier of images"),
         (("--model", classifier_bundle, "--real", letters), "which the model does not have"),
         (("--model", classifier_bundle, "--synthetic", digits, "--real", digits), "makes no images; use rapid predict"),
         (("--model", classifier_bundle, "--public", letters, "--real", digits), "is for synthetic images"),

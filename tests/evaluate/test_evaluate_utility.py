@@ -17,7 +17,7 @@ from rapid.data import ImageSet
 from rapid.errors import InputError
 from rapid.evaluate.networks import CLASSIFIERS, PROTOCOL, build
 from rapid.evaluate.sets import match_classes
-from rapid.evaluate.training import predict, train_classifier
+from rapid.evaluate.training import TEMPERATURE, predict, soften, train_classifier
 from rapid.evaluate.utility import judge_selection, measure_utility
 
 CPU = torch.device("cpu")
@@ -70,6 +70,33 @@ def test_separable_images_are_told_apart_and_noise_is_not() -> None:
     assert found["networks"]["small"]["accuracy"] > 0.98
     shuffled = replace(train, labels=np.random.default_rng(2).permutation(train.labels))
     assert measure_utility(shuffled, test, CPU, "noise", ["small"], 4)["networks"]["small"]["accuracy"] < 0.9
+
+
+def test_soft_labels_are_learnt_in_place_of_the_labels() -> None:
+    """Labels are swapped in three of ten images; soft labels know better."""
+    train, test = bright_and_dark(600, 0), bright_and_dark(100, 1)
+    assert train.labels is not None
+    wrong = np.where(np.random.default_rng(0).random(600) < 0.3, 1 - train.labels, train.labels)
+    sure = np.where(np.arange(2) == train.labels[:, None], 0.9, 0.1).astype(np.float32)
+    taught = measure_utility(
+        replace(train, labels=wrong, soft_labels=sure), test, CPU, "soft", ["small"], 4
+    )["networks"]["small"]  # fmt: skip
+    assert taught["accuracy"] > 0.98
+    # held-out images are counted by their labels
+    assert taught["held_out_accuracy"] < 0.9
+
+
+@given(
+    logits=st.lists(st.lists(st.floats(-20, 20), min_size=3, max_size=3), min_size=1, max_size=5),
+)
+def test_softening_divides_logits_by_the_temperature(logits: list[list[float]]) -> None:
+    values = torch.tensor(logits, dtype=torch.float64)
+    expected = (values / TEMPERATURE).softmax(1)
+    torch.testing.assert_close(soften(values.softmax(1)).double(), expected, atol=1e-6, rtol=1e-4)
+
+
+def test_a_probability_of_zero_stays_zero() -> None:
+    assert soften(torch.tensor([[0.0, 1.0], [0.5, 0.5]])).tolist() == [[0, 1], [0.5, 0.5]]
 
 
 def test_classes_are_matched_by_name() -> None:

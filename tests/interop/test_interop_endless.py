@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tests_process
 import torch
@@ -42,6 +43,20 @@ def test_images_and_their_classes(private_bundle: Path) -> None:
     seed = images._seed_of(0)
     expected = to_unit_range(generate(images.generator, 4, [0, 1, 2, 3], seed).images)
     assert torch.equal(pixels[:4], expected)
+
+
+def test_soft_labels_are_the_probabilities_of_the_probe(private_bundle: Path) -> None:
+    images = endless(private_bundle, overrides=["generation.attempts=2"], soft_labels=True)
+    found = list(itertools.islice(images, 6))
+    for start, batch in ((0, [0, 1, 2, 3]), (4, [4, 5, 6, 7])):
+        made = generate(images.generator, 4, batch, images._seed_of(start // 4)).images
+        expected = images.generator.label(made)
+        assert expected is not None
+        for (pixels, row), image, chances in zip(found[start:], made, expected, strict=False):
+            assert torch.equal(pixels, to_unit_range(image[None])[0])
+            np.testing.assert_allclose(row, chances, atol=1e-5)
+    with pytest.raises(InputError, match="soft_labels: the model has no probe"):
+        next(iter(endless(private_bundle, soft_labels=True)))
 
 
 def test_seeds_and_epochs(private_bundle: Path) -> None:

@@ -129,6 +129,26 @@ def test_several_ranks_make_the_very_batches_of_one(
     np.testing.assert_array_equal(first.images, alone.images)
 
 
+@settings(deadline=None, max_examples=30)
+@given(count=st.integers(1, 40), batch=st.integers(1, 9), attempts=st.integers(2, 4), ranks=st.integers(1, 3))
+def test_soft_labels_are_those_of_the_images(count: int, batch: int, attempts: int, ranks: int) -> None:
+    """Of accepted candidates and of those from the reserve, in any batches."""
+    generator = Closed(attempts=attempts, batch_size=batch)
+    first, *_ = on_threads(ranks, lambda rank: generate_together(generator, rank, count, seed=5, soft_labels=True))
+    assert first is not None
+    np.testing.assert_array_equal(first.soft_labels, generator.label(first.images))
+    assert generate(generator, count, seed=5).soft_labels is None
+
+
+def test_without_a_probe_there_are_no_soft_labels() -> None:
+    def failed(rank: Ranks) -> bool:
+        with pytest.raises(InputError, match="the model has no probe, or generation"):
+            generate_together(Closed(), rank, 1, soft_labels=True)
+        return True
+
+    assert on_threads(2, failed) == [True, True]
+
+
 def test_a_bad_request_fails_on_all_ranks_and_is_told_once() -> None:
     def failed(rank: Ranks) -> bool:
         with pytest.raises(InputError, match="count 0: must be at least 1") as caught:

@@ -37,10 +37,14 @@ def serve(request: Request, batch: int, turns: list[int]) -> dict[int, int]:
         turn = turns.pop() % len(in_flight) if turns else 0
         done = np.array([in_flight.pop(turn)])
         images, rows = seen_in(request.seed, done)
-        for place, candidate, image in request.offer(done, images, None if request.labels is None else rows):
+        for place, candidate, image, chances in request.offer(done, images, None if request.labels is None else rows):
             assert place not in placed
             placed[place] = int(image[0, 0]) + 256 * int(image[0, 1])
             assert placed[place] == candidate
+            if request.labels is None:
+                assert chances is None
+            else:
+                assert (chances == seen_in(request.seed, np.array([candidate]))[1][0]).all()
     assert request.wants == 0
     return placed
 

@@ -23,6 +23,7 @@ from rapid.data.fit import TooLargeError, fit_pixels
 from rapid.data.origin import KEYWORD, Origin, origins_in
 from rapid.data.readers.columns import LABELS, NONE
 from rapid.data.readers.labels import from_numbers, people_of
+from rapid.data.readers.soft_labels import COLUMN, read_soft_labels
 from rapid.data.readers.source import Labels, Records, Source
 from rapid.data.stored import Stored, image_digests
 from rapid.errors import InputError
@@ -51,7 +52,8 @@ def read_archive(source: Source) -> Records:
         # np.load leaves a damaged file open, so open it here
         with source.path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             names = list(archive.files)
-            asked = {name for name in (wanted, "classes", column) if name is not None} - {"images"}
+            soft = COLUMN if source.soft_labels else None
+            asked = {name for name in (wanted, "classes", column, soft) if name is not None} - {"images"}
             small = {name: archive[name] for name in names if name in asked}
             origins = _origins(archive)
         images = _images(source.path) if "images" in names else None
@@ -84,7 +86,8 @@ def read_archive(source: Source) -> Records:
         fitted = images if form is None else fit_pixels(images, form)
     except TooLargeError as error:
         raise source.error(str(error), f"has images of {stored.sizes}; {error}") from None
-    return Records(fitted, labels, units, stored.notes(form), origins, stored, digests)
+    chances = read_soft_labels(small[COLUMN], labels, source) if soft in small else None
+    return Records(fitted, labels, units, stored.notes(form), origins, stored, digests, chances)
 
 
 def _origins(archive: Mapping[str, NDArray[Any]]) -> tuple[Origin, ...]:

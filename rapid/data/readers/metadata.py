@@ -19,6 +19,7 @@ from rapid.data.readers.columns import LABELS, check_people, file_column, label_
 from rapid.data.readers.decode import Encoded, decode
 from rapid.data.readers.folder import SPLITS, has_image, is_image, read_folder
 from rapid.data.readers.labels import from_values, people_of
+from rapid.data.readers.soft_labels import COLUMN, from_objects, read_soft_labels
 from rapid.data.readers.source import Records, Source
 from rapid.data.readers.suffixes import TABLES as SUFFIXES
 from rapid.parsing import parse_json
@@ -72,16 +73,22 @@ def read_metadata(source: Source) -> Records:
     if not files:
         raise source.error("has no images")
     rows = [row for table in tables for row in table.rows]
-    labels = None
+    labels = chances = None
     if label is not None:
         typed = all(table.path.suffix.lower() == ".jsonl" for table in tables)
-        labels = from_values([row.get(label) for row in rows], None, source, typed=typed)
+        values, soft = [row.get(label) for row in rows], [row.get(COLUMN) for row in rows]
+        if source.soft_labels and COLUMN in columns:
+            classes, listed = from_objects(soft, values, source)
+            labels = from_values(values, classes, source, typed=typed)
+            chances = read_soft_labels(listed, labels, source)
+        else:
+            labels = from_values(values, None, source, typed=typed)
     units = None if people is None else people_of([row.get(people) for row in rows], people)
     found = decode(lambda: map(Encoded, files), source)
     if len(tables) > 1:
         read = f"read from {', '.join(str(table.path.relative_to(source.path)) for table in tables)}"
         found = found._replace(notes=(*found.notes, read))
-    return found._replace(labels=labels, units=units)
+    return found._replace(labels=labels, units=units, soft_labels=chances)
 
 
 def _labelled_by_folders(columns: Sequence[str], source: Source) -> bool:

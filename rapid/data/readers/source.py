@@ -44,6 +44,8 @@ class Records(NamedTuple):
     """See `ImageSet`."""
     digests: NDArray[np.uint8] | None = None
     """See `ImageSet`."""
+    soft_labels: NDArray[np.float32] | None = None
+    """See `ImageSet`."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Source:
         label_column: column of the labels, "none" for unlabelled images; None: found by its name.
         target: the form that images get.
         digests: whether the images are hashed as they are stored.
+        soft_labels: whether probabilities of the classes are read.
     """
 
     path: Path
@@ -69,6 +72,7 @@ class Source:
     label_column: str | None = None
     target: Target = None
     digests: bool = False
+    soft_labels: bool = False
 
     def error(self, general: str, detail: str | None = None, file: Path | str | None = None) -> InputError:
         """The error about the content.

@@ -15,6 +15,7 @@ from rapid.data.classes import class_folders
 from rapid.data.readers.columns import check_people, label_column
 from rapid.data.readers.decode import Encoded, decode
 from rapid.data.readers.labels import from_values, people_of
+from rapid.data.readers.soft_labels import COLUMN, read_soft_labels
 from rapid.data.readers.source import Records, Source
 from rapid.data.readers.suffixes import PARQUET
 from rapid.errors import InputError
@@ -59,7 +60,8 @@ def read_table(source: Source) -> Records:
     if any(one != classes for one in more):
         raise source.error(OTHERS.format("number their classes differently"))
     people, label = check_people(others, source), label_column(others, source, classes)
-    small: dict[str, list[Any]] = {name: [] for name in (label, people) if name is not None}
+    soft = COLUMN if source.soft_labels and COLUMN in others else None
+    small: dict[str, list[Any]] = {name: [] for name in (label, people, soft) if name is not None}
     for path in paths:
         for batch in _batches(parquet, path, list(small), source):
             for name, values in small.items():
@@ -84,7 +86,8 @@ def read_table(source: Source) -> Records:
     found = decode(encoded, source)
     if len(paths) > 1:
         found = found._replace(notes=(*found.notes, f"read from {len(paths)} Parquet files"))
-    return found._replace(labels=labels, units=units)
+    chances = None if soft is None else read_soft_labels(small[soft], labels, source)
+    return found._replace(labels=labels, units=units, soft_labels=chances)
 
 
 def _pyarrow(source: Source) -> ModuleType:

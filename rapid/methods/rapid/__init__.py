@@ -10,6 +10,7 @@ private_stage.py  releases and private training; objectives.py has the losses `r
 audited.py        networks and canaries of an audit; attacked.py has scores for membership inference
 generator.py      sampling, with what parts.py holds; neighbours.py and search.py choose records of the knowledge
                   base; guidance.py pulls images towards their class, as far as levels.py finds necessary
+classifier.py     the probe by itself
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from rapid.dp.audit import Subject
     from rapid.dp.budget import Budget
     from rapid.dp.releases import DpSgdSpec, QuerySpec
+    from rapid.sampling.classifier import Classifier
     from rapid.sampling.generator import Generator
 
 
@@ -121,6 +123,14 @@ class Rapid:
 
         assert isinstance(generation, GenerationSettings)
         return RapidGenerator(bundle, device, generation)
+
+    def probe(self, bundle: Bundle, device: torch.device) -> Classifier | None:
+        """The probe of a private bundle that was trained on labelled images."""
+        from rapid.methods.rapid.classifier import ProbeClassifier
+        from rapid.probe.network import COMPONENT
+
+        private = bundle.config.kind == "private"
+        return ProbeClassifier(bundle, device) if private and bundle.has(COMPONENT) else None
 
     def typical(self, settings: RapidSettings) -> RapidSettings:
         """Without warm-up and distillation; see `rapid.methods.base.Paced`."""
