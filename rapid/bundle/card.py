@@ -10,6 +10,7 @@ import yaml
 from rapid.bundle.format import BundleConfig, PublicData
 from rapid.data.origin import Origin, listed
 from rapid.data.units import ONE_PERSON
+from rapid.errors import InputError
 from rapid.rounding import rounded_down, rounded_up
 
 CLASSIFICATION = "image-classification"
@@ -36,7 +37,19 @@ GENERATION = "unconditional-image-generation"
 
 
 def privacy_in_words(statement: dict[str, Any]) -> str:
-    """The content of `privacy.json` as a few sentences."""
+    """The content of `privacy.json` as a few sentences.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    try:
+        return _in_words(statement)
+    except (KeyError, TypeError):
+        problem = "privacy.json is damaged or of another version of rapid; copy the bundle again"
+        raise InputError("", problem) from None
+
+
+def _in_words(statement: dict[str, Any]) -> str:
     epsilon, delta = rounded_up(statement["epsilon"]), rounded_up(statement["delta"])
     group = statement.get("group")
     people = (

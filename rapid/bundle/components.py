@@ -93,6 +93,7 @@ def component_hash(folder: Path) -> str:
 
 def _link_or_copy(source: str, target: str) -> None:
     try:
-        os.link(source, target)
+        # in a cache of the Hugging Face Hub files are links, which would lead nowhere from here
+        os.link(os.path.realpath(source), target)
     except OSError:
         shutil.copyfile(source, target)

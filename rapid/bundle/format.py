@@ -12,13 +12,12 @@ This module knows no method: its name and its settings are data.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 import rapid
 from rapid.bundle.components import MANIFEST, Component, StoredComponent, component_hash, kind_of, save_component
@@ -26,6 +25,7 @@ from rapid.config.sections import ImageSettings, MethodSettings
 from rapid.data.origin import Origin
 from rapid.errors import InputError
 from rapid.files import content_hash, replacing, write_json
+from rapid.parsing import parse_json
 
 CONFIG, INDEX, PRIVACY, CARD = "config.json", "model_index.json", "privacy.json", "README.md"
 FORMAT: Literal[2] = 2
@@ -46,6 +46,10 @@ class Loadable(Protocol):
 
 
 Loaded = TypeVar("Loaded", bound=Loadable)
+
+
+ComponentName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+\Z")]
+"""A name is a folder of the bundle: it leads nowhere else."""
 
 
 class PublicData(BaseModel):
@@ -96,7 +100,7 @@ class BundleConfig(BaseModel):
     image: ImageSettings
     classes: tuple[str, ...]
     public: PublicData | None
-    components: dict[str, str] = {}
+    components: dict[ComponentName, str] = {}
     recipes: dict[str, str] = {}
     facts: dict[str, Any] = {}
 
@@ -139,13 +143,8 @@ class Bundle:
             if not (path / name).is_dir() or component_hash(path / name) != expected:
                 problem = f"{name}/ is missing or not the one that the bundle was written with; copy the bundle again"
                 raise InputError(field, problem, path)
-        index = {
-            name: (str(kind_[0]), str(kind_[1]))
-            for name, kind_ in _read_json(path / INDEX, field).items()
-            if isinstance(kind_, list)
-        }
         privacy = _read_json(path / PRIVACY, field) if config.kind == "private" else None
-        return cls(path, config, index, privacy)
+        return cls(path, config, _read_index(path / INDEX, config.components, field), privacy)
 
     @property
     def name(self) -> str:
@@ -219,7 +218,7 @@ class Bundle:
             if not manifest.is_file():
                 # hashed when the bundle was opened
                 continue
-            for file, expected in dict(_read_json(manifest, "").get("files", {})).items():
+            for file, expected in listed_files(manifest).items():
                 path = self.path / name / file
                 try:
                     same = content_hash(path) == expected
@@ -234,17 +233,19 @@ class Bundle:
         """Copy all that belongs to the bundle to a new folder; not `checkpoints/`, the state of its run.
 
         Raises:
-            InputError: the folder is a file or not empty.
+            InputError: the folder is a file or not empty, or a file of the bundle was altered.
         """
         if path.is_file() or (path.is_dir() and any(path.iterdir())):
             raise InputError("", f"{path}: is not empty; choose another folder")
+        # links are followed: what they lead to must be what the bundle was written with
+        self.verify()
         files = [CONFIG, INDEX, CARD, *([PRIVACY] if self.config.kind == "private" else [])]
         with replacing(path) as target:
             target.mkdir()
             for file in files:
                 shutil.copyfile(self.path / file, target / file)
             for name in self.config.components:
-                shutil.copytree(self.path / name, target / name, copy_function=shutil.copyfile)
+                _copy_component(self.path / name, target / name)
 
     def stored(self, name: str) -> StoredComponent:
         """A component as stored here, for reuse in another bundle."""
@@ -307,9 +308,44 @@ def _read_config(path: Path, field: str) -> BundleConfig:
         raise InputError(field, f"{CONFIG} is damaged or of another version of rapid", path) from None
 
 
+def _read_index(path: Path, components: Mapping[str, str], field: str) -> dict[str, tuple[str, str]]:
+    """Module and name of the class of each component."""
+    content = _read_json(path, field)
+    found = {}
+    for name in components:
+        kind = content.get(name)
+        if not (isinstance(kind, list) and len(kind) == 2):
+            raise InputError(field, "is damaged; copy the bundle again", path)
+        found[name] = str(kind[0]), str(kind[1])
+    return found
+
+
+def listed_files(manifest: Path) -> dict[str, str]:
+    """Hash of each file that the manifest of a component names.
+
+    Raises:
+        InputError: the manifest is damaged, or names files outside of its folder.
+    """
+    files = _read_json(manifest, "").get("files", {})
+    if not isinstance(files, dict) or any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
+        raise InputError("", "is damaged; copy the bundle again", manifest)
+    return files
+
+
+def _copy_component(source: Path, target: Path) -> None:
+    """Copy what a component's hash covers."""
+    manifest = source / MANIFEST
+    if not manifest.is_file():
+        shutil.copytree(source, target, copy_function=shutil.copyfile)
+        return
+    for name in (MANIFEST, *listed_files(manifest)):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, target / name)
+
+
 def _read_json(path: Path, field: str) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise InputError(field, "is missing or damaged; copy the bundle again", path) from None
     if not isinstance(content, dict):

@@ -155,7 +155,8 @@ def _stage_power(found: StageAudit) -> list[str]:
             "none of the sensitivity" if power.sensitivity is None else f"sensitivity {power.sensitivity:.0%} too large"
         )
         rate = "" if power.rate is None else f", sample rate off by {power.rate:.0%}"
-        lines.append(f"{name}: noise off by {power.noise:.1%}, {sensitivity}{rate}")
+        noise = "none of the noise" if power.noise is None else f"noise off by {power.noise:.1%}"
+        lines.append(f"{name}: {noise}, {sensitivity}{rate}")
     return lines
 
 

@@ -16,7 +16,8 @@ def info(options: argparse.Namespace) -> None:
     bundle = Bundle.open(options.path, "DIR")
     if options.verify:
         read = bundle.verify()
-        print(f"rapid: every file is as it was written ({read / 1e9:,.2f} GB of large files read)", file=sys.stderr)
+        told = f"every component is the one that config.json names ({read / 1e9:,.2f} GB of large files read)"
+        print(f"rapid: {told}; a signed report vouches for config.json and privacy.json, too", file=sys.stderr)
     print(json.dumps(describe(bundle), indent=2, ensure_ascii=False))
     if bundle.privacy is not None:
         print(privacy_in_words(bundle.privacy))

@@ -243,7 +243,9 @@ def _info(subparsers: Subparsers) -> None:
     info = add_command(subparsers, "info", "info:info", "show the contents of a bundle")
     info.add_argument("path", type=Path, metavar="DIR", help="bundle")
     info.add_argument(
-        "--verify", action="store_true", help="first check every file against its hash, a large knowledge base too"
+        "--verify",
+        action="store_true",
+        help="first check all components against their hashes, a large knowledge base too",
     )
 
 

@@ -58,6 +58,7 @@ class _Release(BaseModel):
     title: str = ""
     noise_source: str
     event: ReleaseEvent
+    noise_band: int = Field(1, ge=1)
 
 
 class Statement(BaseModel):
@@ -82,6 +83,11 @@ class Statement(BaseModel):
     def tree(self) -> DpEvent:
         """Everything that training released."""
         return event_from_json(self.event)
+
+    @property
+    def noise_band(self) -> int:
+        """Steps over which noise is correlated; 1 where it is not."""
+        return max(release.noise_band for release in self.releases)
 
     @property
     def chosen_privately(self) -> bool:

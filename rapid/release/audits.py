@@ -45,6 +45,8 @@ class _Earlier(BaseModel):
     delta: float
     bound: float
     conclusive: bool
+    noise_multiplier: float
+    sample_rate: float
     step_tests: _StepTests
 
 
@@ -53,11 +55,16 @@ def run_audit(bundle: Bundle, statement: Statement) -> Json:
 
     Args:
         bundle: whose networks are used.
-        statement: with the noise multiplier and sample rate of the claim.
+        statement: with the noise multiplier, the sample rate and the noise band of the claim.
     """
     method = find_method(bundle.config.method)
     subjects = method.audited(bundle) if isinstance(method, Inspectable) else ()
-    steps = audit_steps(subjects, noise_multiplier=statement.noise_multiplier, sample_rate=statement.sample_rate)
+    steps = audit_steps(
+        subjects,
+        noise_multiplier=statement.noise_multiplier,
+        sample_rate=statement.sample_rate,
+        band=statement.noise_band,
+    )
     return _record(steps, source="run for this report") | {
         "noise_multiplier": statement.noise_multiplier,
         "sample_rate": statement.sample_rate,
@@ -65,14 +72,15 @@ def run_audit(bundle: Bundle, statement: Statement) -> Json:
     }
 
 
-def read_audit(path: Path) -> Json:
+def read_audit(path: Path, band: int = 1) -> Json:
     """The record of an earlier audit by the same version of rapid.
 
     Args:
         path: what `rapid audit --json` printed.
+        band: steps over which the noise of the model is correlated.
 
     Raises:
-        InputError: it is something else, or of another version.
+        InputError: it is something else, of another version, or did not test such noise.
     """
     try:
         content = path.read_bytes()
@@ -86,6 +94,9 @@ def read_audit(path: Path) -> Json:
     record = _record(
         StepAudit(tests.findings, tests.seconds, tests.false_alarm), source="an earlier rapid audit --json"
     )
+    if band > 1 and not any(f"noise band {band}" in subject for subject in record["subjects"]):
+        problem = f"did not test correlated noise; run the audit again with --set private.noise_band={band}"
+        raise InputError("audit", problem, path)
     game = {
         "claimed": earlier.claimed,
         "delta": earlier.delta,
@@ -94,6 +105,9 @@ def read_audit(path: Path) -> Json:
     }
     return record | {
         "refuted": record["refuted"] or earlier.refuted,
+        "noise_multiplier": earlier.noise_multiplier,
+        "sample_rate": earlier.sample_rate,
+        "networks_of_the_model": False,
         "game": game,
         "sha256": hashlib.sha256(content).hexdigest(),
     }

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rapid.bundle import Bundle
 from rapid.bundle.components import MANIFEST
-from rapid.bundle.format import CARD, CONFIG, INDEX, PRIVACY
+from rapid.bundle.format import CARD, CONFIG, INDEX, PRIVACY, listed_files
 from rapid.files import content_hash
 
 STATE = "checkpoints"
@@ -82,8 +81,7 @@ def _listed(component: Path) -> dict[str, str | None] | None:
     manifest = component / MANIFEST
     if not manifest.is_file():
         return None
-    files: dict[str, str] = json.loads(manifest.read_text(encoding="utf-8")).get("files", {})
-    return {MANIFEST: None, **files}
+    return {MANIFEST: None, **listed_files(manifest)}
 
 
 def _is_own(name: str, listed: Mapping[str, Mapping[str, str | None] | None]) -> bool:

@@ -103,7 +103,7 @@ def read_inputs(request: Request, *, resume: bool) -> Inputs:
         raise InputError("out", "lies in the bundle; give a folder outside", request.out)
     RunFolder(request.out).check(resume=resume)
     statement = accounts.Statement.of(bundle)
-    audit = None if request.audit is None else audits.read_audit(request.audit)
+    audit = None if request.audit is None else audits.read_audit(request.audit, statement.noise_band)
     synthetic = None
     if request.synthetic is not None:
         synthetic = _open_images(request.synthetic, "synthetic", bundle).images
@@ -114,6 +114,11 @@ def read_inputs(request: Request, *, resume: bool) -> Inputs:
         None if path is None else _open_images(path, field, bundle)
         for path, field in ((request.members, "members"), (request.non_members, "non_members"))
     )
+    if members is not None and non_members is not None and (members.labels is None) != (non_members.labels is None):
+        # scores of the two would differ, because losses with and without a class do
+        bare = "members" if members.labels is None else "non_members"
+        problem = "has no labels, and the other set of canaries has; give labels to both, or to neither"
+        raise InputError(bare, problem, request.members if bare == "members" else request.non_members)
     for field, canaries in (("members", members), ("non_members", non_members)):
         if canaries is not None:
             membership.check_number(field, len(canaries))

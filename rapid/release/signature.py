@@ -10,7 +10,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -66,7 +66,7 @@ def read_private_key(path: Path, field: str = "key") -> Ed25519PrivateKey:
         key = serialization.load_pem_private_key(content, password=None)
     except TypeError:
         raise InputError(field, "is encrypted; give an unencrypted key", path) from None
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         raise InputError(field, "is no private key in PEM; make one with --new-key", path) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise InputError(field, "is not an Ed25519 key; make one with --new-key", path)
@@ -81,7 +81,7 @@ def read_public_key(path: Path, field: str = "public_key") -> Ed25519PublicKey:
     """
     try:
         key = serialization.load_pem_public_key(_read(path, field))
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         raise InputError(field, "is no public key in PEM; give the .pub file of the signer", path) from None
     if not isinstance(key, Ed25519PublicKey):
         raise InputError(field, "is not an Ed25519 key; give the .pub file of the signer", path)

@@ -60,12 +60,12 @@ class Power:
     """What the size of an audit can find of one release with 95 % power; computed, whatever the noise was.
 
     Attributes:
-        noise: relative deviation of the noise.
+        noise: relative deviation of the noise; None if what was released is not finite.
         sensitivity: relative excess of the sensitivity; None if no canary was in a batch.
         rate: relative deviation of the sample rate; None where everyone takes part, and any is found.
     """
 
-    noise: float
+    noise: float | None
     sensitivity: float | None
     rate: float | None
 
@@ -268,7 +268,6 @@ def _power(name: str, found: Sequence[Finding]) -> Power:
     noise, sensitivity, rate = (
         next((one.detects for one in found if (one.subject, one.test) == (name, test)), None) for test in tests
     )
-    assert noise is not None
     return Power(noise, sensitivity, rate)
 
 

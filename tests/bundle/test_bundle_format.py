@@ -151,6 +151,74 @@ def test_a_component_that_was_altered_is_refused(tmp_path: Path, change: Callabl
         Bundle.open(out, "model")
 
 
+def test_links_of_a_cache_are_followed(tmp_path: Path) -> None:
+    """The Hugging Face Hub keeps files elsewhere, under their hashes, and links to them."""
+    first = written(tmp_path / "first")
+    for number, file in enumerate(sorted(first.path.rglob("*.npy"))):
+        blob = tmp_path / f"blob{number}"
+        file.rename(blob)
+        file.symlink_to(Path("../..") / blob.name)
+    linked = Bundle.open(first.path, "base")
+    parts = {"moved": linked.stored("one")}
+    second = write_bundle(tmp_path / "deep" / "second", config(), parts, card="", privacy={})
+    linked.copy_to(tmp_path / "third")
+    shutil.rmtree(first.path)
+    for number in range(2):
+        (tmp_path / f"blob{number}").unlink()
+    expected = rows(1).rows
+    for path, name in ((second.path, "moved"), (tmp_path / "third", "one")):
+        assert (Bundle.open(path, "model").component(name, Thumbnails).rows == expected).all()
+
+
+def test_a_component_stays_in_its_bundle(tmp_path: Path) -> None:
+    """Whoever packs a bundle does not choose where it is copied to, nor what of the reader's files goes with it."""
+    bundle = written(tmp_path / "out")
+    content = json.loads((bundle.path / "config.json").read_text())
+    secret = tmp_path / "evil"
+    secret.mkdir()
+    (secret / "key").write_text("secret")
+    for name in ("../evil", str(secret), ".", "one/../../evil", "a\n"):
+        changed = content | {"components": {name: component_hash(secret)}}
+        (bundle.path / "config.json").write_text(json.dumps(changed))
+        with pytest.raises(InputError, match=r"config\.json is damaged"):
+            Bundle.open(bundle.path, "model")
+    # a component with a manifest, and beside its files a link that the manifest does not name
+    (bundle.path / "two" / "link").symlink_to(secret / "key")
+    manifest = bundle.path / "two" / "manifest.json"
+    for files in ({}, {"../../evil/key": "00"}, {str(secret / "key"): "00"}, ["key"], {"link": "00"}):
+        manifest.write_text(json.dumps({"files": files}))
+        hashes = content["components"] | {"two": component_hash(bundle.path / "two")}
+        (bundle.path / "config.json").write_text(json.dumps(content | {"components": hashes}))
+        opened, target = Bundle.open(bundle.path, "model"), tmp_path / "copy"
+        if files:
+            with pytest.raises(InputError, match=r"manifest\.json: is damaged|link: is missing or was altered"):
+                opened.copy_to(target)
+            assert not target.exists()
+        else:
+            opened.copy_to(target)
+            assert [path.name for path in (target / "two").iterdir()] == ["manifest.json"]
+            shutil.rmtree(target)
+
+
+@pytest.mark.parametrize("content", ['{"one": []}', '{"one": ["a", "b"]}', "[" * 100_000, '{"one": 1, "two": 2}'])
+def test_a_damaged_index_is_told(tmp_path: Path, content: str) -> None:
+    written(tmp_path / "out")
+    (tmp_path / "out" / "model_index.json").write_text(content)
+    with pytest.raises(
+        InputError, match=r"model_index\.json: is (missing or )?damaged; copy the bundle again"
+    ) as caught:
+        Bundle.open(tmp_path / "out", "model")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_statement_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path / "out")
+    assert main(["info", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.endswith(
+        "privacy.json is damaged or of another version of rapid; copy the bundle again\n"
+    )
+
+
 def test_two_components_that_changed_places_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     written(out)
@@ -181,7 +249,7 @@ def test_altered_values_are_found_when_they_are_read(
     large = sum((folder / name).stat().st_size for name in ("keys.faiss", "values.npy", "labels.npy"))
     assert Bundle.open(out, "model").verify() == large
     assert main(["info", str(out), "--verify"]) == 0
-    assert "every file is as it was written" in capsys.readouterr().err
+    assert "every component is the one that config.json names" in capsys.readouterr().err
     for name, at_once in (("values.npy", False), ("keys.faiss", True), ("labels.npy", True)):
         kept = (folder / name).read_bytes()
         (folder / name).write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))

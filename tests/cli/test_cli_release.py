@@ -39,6 +39,7 @@ TESTS = [
 ]
 AUDIT = {
     "rapid": rapid.__version__, "refuted": False, "claimed": 1.0, "delta": 1e-5, "bound": 0.0, "conclusive": True,
+    "noise_multiplier": 1.0, "sample_rate": 0.25,
     "step_tests": {"findings": TESTS, "seconds": 1.0, "false_alarm": 0.001},
 }  # fmt: skip
 
@@ -344,6 +345,10 @@ REPORT = "--model {model} --policy {root}/policy.yaml --out {new}"
         (f"{REPORT} --key {{root}}/audit.json", "chmod 600"),
         (f"{REPORT} --key {{key}} --public-key {{root}}/key.pub", "--public-key: is for --verify"),
         (f"{REPORT} --key {{key}} --members {{root}}/members.npz", "--non-members: attacks need both"),
+        (
+            f"{REPORT} --key {{key}} --members {{root}}/bare.npz --non-members {{root}}/others.npz",
+            "--members {root}/bare.npz: has no labels, and the other set of canaries has",
+        ),
         (f"{REPORT} --key {{key}} --epsilon 9", "at most the policy's copies.epsilon, 8"),
         (f"{REPORT} --key {{key}} --epsilon nan", "at most the policy's copies.epsilon, 8"),
         (f"{REPORT} --key {{key}} --count 19", "--count 19: the policy wants at least 20"),
@@ -367,11 +372,12 @@ REPORT = "--model {model} --policy {root}/policy.yaml --out {new}"
 def test_bad_input(
     arguments: str, words: str, given: Given, public_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    subset(given.root / "few.npz", 0, 19)
+    with np.load(subset(given.root / "few.npz", 0, 19)) as few:
+        np.savez(given.root / "bare.npz", images=few["images"])
     places = {"root": given.root, "model": given.model, "key": given.key, "new": tmp_path / "new"}
     assert main(["release", *arguments.format(**places, public=public_bundle).split()]) == 2
     shown = capfd.readouterr().err
-    assert words in shown
+    assert words.format(root=given.root) in shown
     assert shown.count("\n") == 1
     assert not (tmp_path / "new").exists()
     assert not (tmp_path / "new.pub").exists()

@@ -11,7 +11,7 @@ import torch
 from rapid.dp.accounting import LARGEST_NUMERICAL, prv_epsilon
 from rapid.dp.audit.evidence import Evidence, Limits, bound, bound_if, least_epsilon
 from rapid.dp.events import dp_sgd_event
-from rapid.dp.releases import DpSgdSpec, Release
+from rapid.dp.releases import DpSgdSpec, QuerySpec, Release
 
 CANARIES, STEPS, RATE, SIGMA, PLACES = 50, 12, 0.2, 1.5, 200
 FAILURE = 0.1
@@ -33,9 +33,9 @@ def drawn(
         count = int(there.sum())
         evidence.noise.append(torch.from_numpy(left / SIGMA).float())
         evidence.present.append(present)
-        evidence.there.add(count, reach * count, float(left[:CANARIES][there].sum()), count)
+        evidence.there.add(count, reach * count, reach * count, float(left[:CANARIES][there].sum()), count)
         others = CANARIES - count
-        evidence.elsewhere.add(others, 0.0, float(left[:CANARIES][~there].sum()), others)
+        evidence.elsewhere.add(others, 0.0, 0.0, float(left[:CANARIES][~there].sum()), others)
     return evidence
 
 
@@ -61,6 +61,37 @@ def test_the_limits_hold_as_often_as_they_say(truth: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5])
+@pytest.mark.parametrize("factor", [1.0, 1.1, 2.0])
+@pytest.mark.parametrize("common", [0.0, 0.5, 1.0])
+def test_gradients_may_point_the_same_way(factor: float, common: float) -> None:
+    """Canaries whose gradients share a direction all show the same excess, not the sum of all of it."""
+    rng, count, sigma = np.random.default_rng(5), 400, 5.0
+    spec = QuerySpec(name="mean", kind="mean", dataset_size=count, sensitivity=2.0)
+    rows = rng.standard_normal((count, PLACES))
+    rows = common * rows[:1] + (1 - common) * rows
+    rows = torch.from_numpy(2.0 * rows / np.linalg.norm(rows, axis=1, keepdims=True))
+    wrong = []
+    for _ in range(TRIALS):
+        coins = rng.random(count) < 0.5
+        total = factor * rows[torch.from_numpy(coins)].sum(0) + 2.0 * sigma * torch.from_numpy(
+            rng.standard_normal(PLACES)
+        )
+        evidence = Evidence.of_mean(Release(spec=spec, noise_multiplier=sigma), rows, coins, total)
+        wrong.append(evidence.limits(FAILURE).shift > factor)
+    assert np.mean(wrong) <= FAILURE + 4 * math.sqrt(FAILURE * (1 - FAILURE) / TRIALS)
+
+
+def test_few_coins_that_all_came_up_leave_the_rate_open() -> None:
+    """Clopper-Pearson: the limit is the rate at which all of n coins come up with probability `FAILURE`."""
+    spec = DpSgdSpec(name="net", dataset_size=20, expected_batch=19, steps=2, clip_norm=1)
+    for claimed, limit in ((spec, FAILURE ** (1 / 40)), (spec.model_copy(update={"expected_batch": 20}), 1.0)):
+        evidence = Evidence(Release(spec=claimed, noise_multiplier=SIGMA), [("all", 3)])
+        for _ in range(2):
+            evidence.noise.append(torch.randn(3))
+            evidence.present.append(np.ones(20, bool))
+        assert evidence.limits(FAILURE).rate == pytest.approx(limit)
+
+
 def test_the_computed_power_is_that_of_simulations(factor: float) -> None:
     """With 95 % power each limit is better than what `limits_if` says; and it is not far from that."""
     rng = np.random.default_rng(1)

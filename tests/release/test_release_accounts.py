@@ -51,6 +51,13 @@ def test_an_honest_statement_passes(private: Bundle, found: Recomputed) -> None:
     assert found.pld == pytest.approx(private.privacy["epsilon_pld"], abs=2e-6)
 
 
+def test_the_band_of_correlated_noise_is_read(private: Bundle) -> None:
+    assert private.privacy is not None
+    assert Statement.of(private).noise_band == 1
+    releases = [one | ({"noise_band": 4} if number else {}) for number, one in enumerate(private.privacy["releases"])]
+    assert Statement.of(changed(private, releases=releases)).noise_band == 4
+
+
 def test_a_model_that_was_chosen_privately_is_judged_by_all_trials(private: Bundle) -> None:
     assert private.privacy is not None
     size = private.privacy["dataset_size"]

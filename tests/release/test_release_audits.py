@@ -58,6 +58,15 @@ def test_a_deviation_fails(tmp_path: Path, p_value: float) -> None:
     assert audit_rule(AuditPolicy(required=False), record).stops
 
 
+def test_correlated_noise_must_have_been_tested(tmp_path: Path) -> None:
+    path = saved(tmp_path / "audit.json")
+    with pytest.raises(InputError, match=r"did not test correlated noise; .* --set private\.noise_band=4"):
+        read_audit(path, band=4)
+    band = (*findings(), Finding("late steps, noise band 4", "noise: scale", 0.7, 1.0, 0.02))
+    record = read_audit(saved(tmp_path / "band.json", found=band), band=4)
+    assert (record["noise_multiplier"], record["sample_rate"]) == (1.0, 0.25)
+
+
 def test_a_refuted_game_fails(tmp_path: Path) -> None:
     record = read_audit(saved(tmp_path / "audit.json", refuted=True))
     assert audit_rule(AuditPolicy(), record).outcome == "fail"

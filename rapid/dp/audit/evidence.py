@@ -7,7 +7,8 @@ This is the white-box view of Nasr et al. (Tight auditing of differentially priv
 
     tests      noise, sensitivity and sampling are those of the claim (p-values, see `rapid.dp.audit.findings`)
     bound      confidence limits of the three numbers on the safe side, and the epsilon of a subsampled Gaussian
-               mechanism that has these: the true epsilon is at least this if the mechanism is one
+               mechanism that has these: the true epsilon is at least this if the mechanism is one, and every example
+               adds the same multiple of its clipped gradient
 
 The bound is far sharper than that from guesses, because it takes the form of the mechanism for granted.
 """
@@ -51,31 +52,34 @@ class Along:
     Attributes:
         count: n, number of canaries, each counted in each of its steps.
         norms: sum of the norms of their clipped gradients, in clip norms.
+        known: sum over t of <sum of u, sum of the clipped gradients>: `norms`, if gradients are orthogonal.
         dot: sum over t of <sum of u, what is left of the released sum>, in clip norms.
         squares: sum over t of |sum of u|^2, so that `dot` has standard deviation sigma * sqrt(squares).
     """
 
     count: int = 0
     norms: float = 0.0
+    known: float = 0.0
     dot: float = 0.0
     squares: float = 0.0
 
-    def add(self, count: int, norms: float, dot: float, squares: float) -> None:
+    def add(self, count: int, norms: float, known: float, dot: float, squares: float) -> None:
         """Add a step."""
         self.count += count
         self.norms += norms
+        self.known += known
         self.dot += dot
         self.squares += squares
 
     @property
     def shift(self) -> float:
-        """Mean contribution of a canary along its gradient, in clip norms."""
-        return (self.dot + self.norms) / self.count
+        """Mean contribution of a canary, in clip norms, if each is the same multiple of its clipped gradient."""
+        return self.reach * (1 + self.dot / self.known)
 
     @property
     def spread(self) -> float:
         """Standard deviation of `shift` for noise of multiplier 1."""
-        return math.sqrt(self.squares) / self.count
+        return self.reach * math.sqrt(self.squares) / abs(self.known)
 
     @property
     def reach(self) -> float:
@@ -124,7 +128,10 @@ class Evidence:
         directions = torch.where(norms[:, None] > 0, rows / norms[:, None], 0.0)
         for along, who, sizes in ((found.there, there, norms), (found.elsewhere, ~there, torch.zeros_like(norms))):
             summed = directions[who].sum(0)
-            along.add(int(who.sum()), float(sizes[who].sum()), float(summed @ left), float(summed.square().sum()))
+            known = float(summed @ rows[who].sum(0)) if along is found.there else 0.0
+            along.add(
+                int(who.sum()), float(sizes[who].sum()), known, float(summed @ left), float(summed.square().sum())
+            )
         found.noise.append((left / release.noise_multiplier).float())
         found.present.append(np.ones(len(rows), bool))
         return found
@@ -148,7 +155,7 @@ class Evidence:
             if query
             else noise_findings(name, torch.stack(self.noise), self.parts)
         )
-        if self.there.count:
+        if self.there.known:
             spread = sigma * self.there.spread
             excess = self.there.shift - (1 + TOLERANCE)
             detects = (deviations_needed() * spread + 1 + TOLERANCE) / self.there.reach - 1
@@ -158,7 +165,7 @@ class Evidence:
             score = self.elsewhere.dot / (sigma * math.sqrt(self.elsewhere.squares))
             p_value = 2 * float(norm.sf(abs(score))) if math.isfinite(score) else 0.0
             test = "nothing of canaries that are absent or not in the batch"
-            found.append(Finding(name, test, p_value, self.elsewhere.shift))
+            found.append(Finding(name, test, p_value, self.elsewhere.dot / self.elsewhere.count))
         if query:
             return found
         present = np.stack(self.present)
@@ -173,9 +180,11 @@ class Evidence:
         values = torch.cat(self.noise).double()
         scale = math.sqrt(float(values.square().sum()) / float(chi2.ppf(failure, len(values))))
         noise, there = scale * self.release.noise_multiplier, self.there
-        shift = there.shift - float(norm.isf(failure)) * noise * there.spread if there.count else 0.0
+        shift = there.shift - float(norm.isf(failure)) * noise * there.spread if there.known else 0.0
         drawn, coins = int(np.sum(self.present)), self.steps * len(self.present[0])
-        rate = float(beta.ppf(failure, drawn, coins - drawn + 1)) if 0 < drawn < coins else float(drawn > 0)
+        # where everyone is in every batch there is no coin
+        sampled = float(beta.ppf(failure, drawn, coins - drawn + 1)) if drawn else 0.0
+        rate = 1.0 if self.release.spec.sample_rate == 1 and drawn == coins else sampled
         return Limits(noise, shift, rate, self.steps)
 
     def limits_if(self, factor: float, failure: float, missed: float, more: float = 1.0) -> Limits:
@@ -192,7 +201,7 @@ class Evidence:
         values, there = sum(len(part) for part in self.noise), self.there
         scale = factor * math.sqrt(float(chi2.isf(missed, values)) / float(chi2.ppf(failure, values)))
         noise, deviations = scale * self.release.noise_multiplier, float(norm.isf(failure) + norm.isf(missed))
-        shift = there.reach - deviations * noise * there.spread / math.sqrt(more) if there.count else 0.0
+        shift = there.reach - deviations * noise * there.spread / math.sqrt(more) if there.known else 0.0
         rate, coins = self.release.spec.sample_rate, self.steps * self.release.spec.dataset_size * more
         return Limits(noise, shift, rate - deviations * math.sqrt(rate * (1 - rate) / coins), self.steps)
 

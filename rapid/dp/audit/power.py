@@ -117,8 +117,8 @@ def stage_power(
             count = int(there.sum())
             evidence.noise.append(torch.from_numpy(total / sigma).float())
             evidence.present.append(drawn)
-            evidence.there.add(count, count, float(total[:canaries][there].sum()), count)
-            evidence.elsewhere.add(canaries - count, 0.0, float(total[:canaries][~there].sum()), canaries - count)
+            evidence.there.add(count, count, count, float(total[:canaries][there].sum()), count)
+            evidence.elsewhere.add(canaries - count, 0.0, 0.0, float(total[:canaries][~there].sum()), canaries - count)
         by_tests += StepAudit(tuple(evidence.findings()), 0.0).refuted
         by_guesses += best_bound(coins, adversary.white_box.numpy(), 1e-5, 1 - 0.05 / 4)[2] > epsilon
         bounds.append(bound([evidence], 1e-5, 1 - 0.05 / 2))

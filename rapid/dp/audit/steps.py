@@ -56,7 +56,7 @@ def audit_steps(
     | a resumed run has fresh noise and no    | noise before and after, and the number of steps            |
     | more steps than planned                 |                                                            |
     | queries: noise and sensitivity          | `queries.query_findings`                                   |
-    | with a band: noise, sensitivity, turns  | `correlation.band_findings`, of the first subject          |
+    | with a band: noise, sensitivity, turns  | `correlation.band_findings`, of one network                |
 
     The probability of any alarm is at most `StepAudit.false_alarm` if the claim holds.
 
@@ -76,7 +76,8 @@ def audit_steps(
     found += sampling_findings(sample_rate, build, ranks)
     if band > 1:
         noise = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate}
-        found += band_findings(subjects[0], band, **noise, build=build, ranks=ranks)
+        first = subjects[0] if subjects else every_rule()
+        found += band_findings(first, band, **noise, build=build, ranks=ranks)
     if ranks is None or ranks.count == 1:
         found += query_findings(access)
     return StepAudit(tuple(found), time.monotonic() - begin)

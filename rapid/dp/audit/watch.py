@@ -119,8 +119,10 @@ class Watch:
         rest = total - known
         if evidence.steps in self._kept_steps:
             evidence.noise.append((rest / self._release.noise_multiplier).float().cpu())
-        evidence.there.add(len(norms), math.fsum(norms), float(there @ rest), float(there.square().sum()))
-        evidence.elsewhere.add(count - len(norms), 0.0, float(elsewhere @ rest), float(elsewhere.square().sum()))
+        evidence.there.add(
+            len(norms), math.fsum(norms), float(there @ known), float(there @ rest), float(there.square().sum())
+        )
+        evidence.elsewhere.add(count - len(norms), 0.0, 0.0, float(elsewhere @ rest), float(elsewhere.square().sum()))
         evidence.present.append(present)
         self._drawn.clear()
         self._draws.belong_to(())
