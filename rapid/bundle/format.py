@@ -48,7 +48,7 @@ class Loadable(Protocol):
 Loaded = TypeVar("Loaded", bound=Loadable)
 
 
-ComponentName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+\Z")]
+ComponentName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
 """A name is a folder of the bundle: it leads nowhere else."""
 
 

@@ -1,4 +1,4 @@
-"""The protocol of classifiers, and images as clients send them: what command line and server know of a classifier."""
+"""Classifiers: their protocol, those of one network, and images as clients send them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,25 @@ import warnings
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from rapid.config.sections import ImageSettings
-from rapid.data import ImageSet, fit_images
+from rapid.data import ImageSet, fit_images, to_unit_range
 from rapid.data.readers.form import TooDeepError, to_form
 from rapid.errors import InputError
+from rapid.precision import exact_float32
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
     from rapid.bundle import Bundle
 
+BATCH = 256
+"""Images that a network classifies at a time."""
 LARGEST_SIDE = 2048
 """Most pixels of a side of an image that is scaled down to the model's size."""
 
@@ -44,6 +52,38 @@ class Classifier(Protocol):
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Probability of each class, float32 (n, classes), of images of `image_shape`, uint8 (n, ...); n may be 0."""
         ...
+
+
+class NetworkClassifier:
+    """A classifier whose network takes images in [-1, 1], some at a time.
+
+    Args:
+        bundle: as it was opened.
+        classes: names of the network's classes.
+        device: where the network runs.
+        network: gives logits, float (n, classes), of images, float32 (n, C, H, W).
+
+    Attributes:
+        bundle: as given.
+        classes: as given.
+        image_shape: (H, W) or (H, W, 3).
+    """
+
+    def __init__(
+        self, bundle: Bundle, classes: tuple[str, ...], device: torch.device, network: Callable[[Tensor], Tensor]
+    ) -> None:
+        self.bundle, self.classes, self.image_shape = bundle, classes, bundle.image_shape
+        self._device, self._network = device, network
+
+    @torch.no_grad()
+    @exact_float32()
+    def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """See `Classifier`."""
+        found = np.empty((len(images), len(self.classes)), np.float32)
+        for start in range(0, len(images), BATCH):
+            logits = self._network(to_unit_range(images[start : start + BATCH], self._device))
+            found[start : start + BATCH] = logits.double().softmax(1).float().cpu().numpy()
+        return found
 
 
 def read_png(content: bytes, settings: ImageSettings, field: str) -> NDArray[np.uint8]:

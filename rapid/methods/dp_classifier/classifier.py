@@ -1,49 +1,31 @@
-"""The classifier of a bundle; implements `rapid.sampling.classifier.Classifier`."""
+"""The classifier of a bundle; a `rapid.sampling.classifier.Classifier`."""
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from rapid.bundle import Bundle
-from rapid.data import to_unit_range
 from rapid.methods.dp_classifier.public_stage import CLASSIFIER
 from rapid.nn.wide_resnet import WideResNet
 from rapid.runtime import place
-
-BATCH = 256
-"""Images at a time."""
+from rapid.sampling.classifier import NetworkClassifier
 
 
-class WideResNetClassifier:
+class WideResNetClassifier(NetworkClassifier):
     """Probabilities of classes by the network of a public or a private bundle.
 
     Args:
         bundle: as it was opened.
         device: where the network runs.
-
-    Attributes:
-        bundle: as given.
-        classes: their names.
-        image_shape: (H, W) or (H, W, 3).
     """
 
     def __init__(self, bundle: Bundle, device: torch.device) -> None:
-        self.bundle = bundle
-        network = bundle.component(CLASSIFIER, WideResNet)
-        # of the network: those of a public bundle are apart where several sets share a name
-        self.classes = network.classes
-        self.image_shape = bundle.image_shape
-        self._network = place(network, device)
-        self._device = device
+        network = place(bundle.component(CLASSIFIER, WideResNet), device)
 
-    @torch.no_grad()
-    def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """See `rapid.sampling.classifier.Classifier`."""
-        found = np.empty((len(images), len(self.classes)), np.float32)
-        for start in range(0, len(images), BATCH):
-            x = to_unit_range(images[start : start + BATCH], self._device)
-            logits = self._network(x.contiguous(memory_format=torch.channels_last))
-            found[start : start + BATCH] = logits.double().softmax(1).float().cpu().numpy()
-        return found
+        def logits(images: Tensor) -> Tensor:
+            found: Tensor = network(images.contiguous(memory_format=torch.channels_last))
+            return found
+
+        # of the network: those of a public bundle are apart where several sets share a name
+        super().__init__(bundle, network.classes, device, logits)
