@@ -139,6 +139,8 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -
         ClientDisconnect: it did.
     """
     task, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
+    # nobody else asks how it ended if the client disconnects first
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

@@ -35,6 +35,13 @@ def _label(value: object) -> object:
     return value
 
 
+def _no_number(value: object) -> object:
+    # 0 is equal to False
+    if type(value) in (int, float):
+        raise ValueError("should be False")
+    return value
+
+
 class Limits(BaseModel):
     """Limits of one request."""
 
@@ -139,7 +146,9 @@ class ImagesRequest(BaseModel):
     size: Annotated[StrictStr | None, Field(max_length=40, description="WIDTHxHEIGHT of the model, or `auto`")] = None
     response_format: Literal["b64_json"] | None = None
     output_format: Literal["png"] | None = None
-    stream: Annotated[Literal[False] | None, Field(description="use `POST /generate` for streams")] = None
+    stream: Annotated[
+        Literal[False] | None, BeforeValidator(_no_number), Field(description="use `POST /generate` for streams")
+    ] = None
     seed: Annotated[StrictInt, Field(ge=0, lt=_INT64_END)] | None = None
 
     @field_validator("n")

@@ -243,6 +243,7 @@ def test_the_common_form(client: httpx.Client, generator: Generator) -> None:
         ({"prompt": "7", "size": "1024x1024"}, "size"),
         ({"prompt": "7", "response_format": "url"}, "response_format"),
         ({"prompt": "7", "stream": True}, "stream"),
+        ({"prompt": "7", "stream": 0}, "stream"),
     ],
 )
 def test_the_common_form_refuses_what_it_cannot_do(client: httpx.Client, body: Any, field: str) -> None:

@@ -25,10 +25,8 @@ UNUSED = (
     "move it elsewhere or add --label-column none"
 )
 MIXED = "lies beside the images and is not read; give its path, or move it elsewhere"
-DEEPER = (
-    "deeper than one sub-folder per class: move them up, give the path of one split, or add --unit-folders if the "
-    "folders in it are people"
-)
+DEEPER = "deeper than one sub-folder per class: move them up, or give the path of one split"
+PEOPLE = ", or add --unit-folders if the folders in it are people"
 """Images where none are read; inner folders may be splits, people, or a mistake."""
 CONVERT = "is of a format that is not read; convert it to PNG or JPEG"
 UNREADABLE = "a sub-folder cannot be read; give yourself the right to read it"
@@ -80,7 +78,10 @@ def _check_all_read(source: Source, read: Set[Path]) -> None:
         if unread := [name for name in names if name.lower().endswith(UNREAD) and not name.startswith(".")]:
             raise source.error(f"an image {CONVERT}", CONVERT, folder / min(unread))
         if folder not in read and any(map(is_image, names)):
-            raise source.error(f"has images {DEEPER}", f"'{folder.relative_to(source.path)}' has images {DEEPER}")
+            # of public images nobody asks who is on them
+            more = PEOPLE if source.field == "private" and source.people is None else ""
+            problem = f"has images {DEEPER}{more}"
+            raise source.error(problem, f"'{folder.relative_to(source.path)}' {problem}")
 
 
 def _check_alone(source: Source, folders: Set[Path]) -> None:
