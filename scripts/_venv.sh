@@ -3,15 +3,17 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 extras=$1
 stamp=.venv/installed-$extras
-if [ ! -x .venv/bin/python ]; then
+# one that was interrupted, or made without ensurepip, has a python but no pip
+if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     python=$(command -v python3 || command -v python) || { echo "Python 3.11 or later is needed" >&2; exit 1; }
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed" >&2; exit 1; }
-    "$python" -m venv .venv
+    "$python" -m venv --clear .venv
 fi
 if [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt "$stamp" ]; then
     echo "installing rapid[$extras] into .venv ..." >&2
-    # torch by its exact pin first: a range would fetch the build with gigabytes of CUDA
-    .venv/bin/python -m pip install --quiet "$(grep '^torch==' constraints.txt)"
+    # torch by its exact pin first, and from its own index where there is one: others have the build with gigabytes of CUDA
+    .venv/bin/python -m pip install --quiet --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu \
+        "$(grep '^torch==' constraints.txt)"
     .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[$extras]"
     # without its dependency torchvision: see pyproject.toml
     [[ ,$extras, != *,test,* ]] || .venv/bin/python -m pip install --quiet --no-deps --constraint constraints.txt torch-fidelity

@@ -25,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rapid_index import KnowledgeBase, KnowledgeBaseWriter, load_faiss
 
+from rapid.files import write_json
+
 FEATURES, SURFACE, CLUSTERS, SPREAD = 64, 16, 1000, 0.5
 VALUE_SHAPE = (1, 4, 4)
 BATCH = 10_000
@@ -215,7 +217,7 @@ def main() -> None:
         finally:
             shutil.rmtree(scratch)
         results[str(size)] = figures | {"threads": float(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))}
-        path.write_text(json.dumps(results, indent=2) + "\n")
+        write_json(path, results)
         print(f"{size:,} records: {json.dumps(figures)}", flush=True)
     (options.out / CHART).write_text(chart(results))
     (options.out / "table.md").write_text(table(results))

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from rapid.dp import DpSgdSpec, PrivateMechanism, Release, calibrate
 from rapid.dp.correlation import noise_factor
+from rapid.files import write_json
 from rapid.training import Trainer
 from rapid.training.optimizers import noisy_schedule
 
@@ -146,7 +147,7 @@ def main() -> None:
                 "seconds": round(time.monotonic() - begin, 1),
             }
         )
-        options.out.write_text(json.dumps(points, indent=1) + "\n")
+        write_json(options.out, points)
         print(points[-1], flush=True)
 
 

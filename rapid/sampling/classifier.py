@@ -49,6 +49,11 @@ class Classifier(Protocol):
         """(H, W) or (H, W, 3)."""
         ...
 
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        ...
+
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Probability of each class, float32 (n, classes), of images of `image_shape`, uint8 (n, ...); n may be 0."""
         ...
@@ -67,13 +72,14 @@ class NetworkClassifier:
         bundle: as given.
         classes: as given.
         image_shape: (H, W) or (H, W, 3).
+        device: as given.
     """
 
     def __init__(
         self, bundle: Bundle, classes: tuple[str, ...], device: torch.device, network: Callable[[Tensor], Tensor]
     ) -> None:
         self.bundle, self.classes, self.image_shape = bundle, classes, bundle.image_shape
-        self._device, self._network = device, network
+        self.device, self._network = device, network
 
     @torch.no_grad()
     @exact_float32()
@@ -81,7 +87,7 @@ class NetworkClassifier:
         """See `Classifier`."""
         found = np.empty((len(images), len(self.classes)), np.float32)
         for start in range(0, len(images), BATCH):
-            logits = self._network(to_unit_range(images[start : start + BATCH], self._device))
+            logits = self._network(to_unit_range(images[start : start + BATCH], self.device))
             found[start : start + BATCH] = logits.double().softmax(1).float().cpu().numpy()
         return found
 

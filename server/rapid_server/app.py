@@ -91,7 +91,7 @@ def create_app(served: Mapping[str, Generator | Classifier], settings: ServerSet
     app.include_router(prediction_router(models, predictor, limits))
     app.include_router(openai_router(models, engine, encoder, limits))
     _add_description(app, models, engine, limits)
-    _add_monitoring(app, engine, metrics)
+    _add_monitoring(app, engine, predictor, metrics)
     _add_pages(app)
     add_exception_handlers(app)
     _add_middleware(app, settings, metrics)
@@ -155,7 +155,7 @@ def _add_description(app: FastAPI, models: ModelRegistry, engine: Engine, limits
         return Response(encode_png(image), media_type=responses.PNG, headers={"Cache-Control": "max-age=600"})
 
 
-def _add_monitoring(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
+def _add_monitoring(app: FastAPI, engine: Engine, predictor: Predictor, metrics: Metrics) -> None:
     @app.get("/healthz", summary="Whether the process is up")
     async def healthz() -> schemas.Status:
         return schemas.Status(status="up")
@@ -164,7 +164,7 @@ def _add_monitoring(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         "/readyz", summary="Whether every model has made an image", responses=problems({503: "Not yet, or no longer"})
     )
     async def readyz() -> schemas.Status:
-        if not engine.ready.is_set():
+        if not engine.ready.is_set() or predictor.failed:
             raise HTTPException(503, "the models are being loaded, or the server is stopping")
         return schemas.Status(status="ready")
 

@@ -9,7 +9,7 @@ import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
+from rapid.runtime import answers
 from rapid.sampling.classifier import read_png
 from rapid_server import responses, schemas
 from rapid_server.engine import ClientFullError, EngineFailedError, EngineFullError, EngineStoppedError
@@ -43,6 +44,9 @@ class Predictor:
         classifiers: models by name.
         max_queued: most images of all clients that wait or are being classified.
         max_client: the same for one client.
+
+    Attributes:
+        failed: whether the device of a classifier does not compute any more.
     """
 
     def __init__(self, classifiers: Mapping[str, Classifier], *, max_queued: int, max_client: int) -> None:
@@ -51,6 +55,8 @@ class Predictor:
         self._held: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._stopped = False
+        self._when_failed: Callable[[], None] = lambda: None
+        self.failed = False
         self._thread = ThreadPoolExecutor(1, "rapid-predictor")
 
     async def predict(self, model: str, files: Sequence[bytes], client: str) -> NDArray[np.float32]:
@@ -88,6 +94,10 @@ class Predictor:
                 raise EngineStoppedError from None
             raise
 
+    def when_failed(self, act: Callable[[], None]) -> None:
+        """Call `act` when the device of a classifier does not compute any more; no later request can succeed then."""
+        self._when_failed = act
+
     def stop(self) -> None:
         """Accept no more requests, and end those that wait or run with EngineStoppedError; return at once."""
         with self._lock:
@@ -113,6 +123,9 @@ class Predictor:
                 found.append(classifier.probabilities(images))
             except Exception:
                 _LOG.exception("a prediction failed")
+                if not answers(classifier.device):
+                    self.failed = True
+                    self._when_failed()
                 raise EngineFailedError from None
         return np.concatenate(found)
 

@@ -14,10 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rapid.errors import InputError, RapidError
 from rapid_server import logs
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import uvicorn
 
     from rapid.sampling.classifier import Classifier
@@ -78,24 +82,32 @@ def serve_models(
         f"serving {', '.join(models)} at {_url(settings.host, listener)}",
     )
     altered = _verify(models, server)
-    _end_with(engine, server)
+    _end_with(engine, app.state.predictor, server)
     try:
         server.run(sockets=[listener])
     finally:
         engine.close()
     if altered:
         raise altered[0]
-    if engine.failed:
+    if engine.failed or app.state.predictor.failed:
         raise RapidError("the models cannot be run any more (see the log): start the server again")
 
 
 def _opened(settings: ServerSettings) -> dict[str, Generator | Classifier]:
     """The models by name."""
     from rapid.methods import open_model
+    from rapid.sampling.classifier import Classifier
+
+    def opened_and_tried(path: Path) -> Generator | Classifier:
+        model = open_model(path, settings.device)
+        if isinstance(model, Classifier):
+            # generators make an image when the engine measures them
+            model.probabilities(np.zeros((1, *model.image_shape), np.uint8))
+        return model
 
     # in a thread that ends, and its OpenMP threads with it: they would slow down those of the engine
     with ThreadPoolExecutor(1) as opener:
-        opened = [opener.submit(open_model, path, settings.device) for path in settings.models.values()]
+        opened = [opener.submit(opened_and_tried, path) for path in settings.models.values()]
         return dict(zip(settings.models, [one.result() for one in opened], strict=True))
 
 
@@ -150,14 +162,18 @@ def _verify(models: Mapping[str, Generator | Classifier], server: uvicorn.Server
     return altered
 
 
-def _end_with(engine: Engine, server: uvicorn.Server) -> None:
-    """Stop the server when the engine has failed, so that whoever watches the process starts it again."""
+def _end_with(engine: Engine, predictor: Predictor, server: uvicorn.Server) -> None:
+    """Stop the server when the models have failed, so that whoever watches the process starts it again."""
+
+    def end() -> None:
+        server.should_exit = True
 
     def watch() -> None:
         engine.wait()
         if engine.failed:
-            server.should_exit = True
+            end()
 
+    predictor.when_failed(end)
     threading.Thread(target=watch, name="engine-watch", daemon=True).start()
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from rapid.runtime import answers
 from rapid.sampling.acceptance import AcceptanceRate
 from rapid.sampling.generate import generate, make_request
 from rapid_server.scheduler import SMALL, Costs, Load, Turns, largest_peer, share
@@ -217,10 +218,7 @@ class Worker:
 
     def device_answers(self) -> bool:
         """Whether the model's device still computes."""
-        try:
-            return float(torch.ones(1, device=self._device).sum()) == 1
-        except RuntimeError:
-            return False
+        return answers(self._device)
 
     def add(self, request: Request, client: str = "") -> None:
         """Serve a request of a client, if the worker does not have it yet."""

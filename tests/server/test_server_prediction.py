@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 from rapid_server.app import create_app
@@ -125,6 +126,7 @@ class Slow:
     def __init__(self, classifier: Classifier) -> None:
         self._classifier = classifier
         self.bundle, self.classes, self.image_shape = classifier.bundle, classifier.classes, classifier.image_shape
+        self.device = classifier.device
         self.go, self.failing, self.calls = threading.Event(), False, 0
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -159,6 +161,25 @@ def test_queues_are_bounded(classifier: Classifier, files: list[bytes]) -> None:
             await predictor.predict("judge", files[:1], "a")
 
     asyncio.run(use())
+
+
+def test_a_device_that_computes_no_more_ends_the_server(classifier: Classifier, files: list[bytes]) -> None:
+    """A failure alone does not; the meta device, which holds no numbers, stands for a GPU that is lost."""
+    slow, ended = Slow(classifier), threading.Event()
+    slow.go.set()
+    slow.failing = True
+    predictor = Predictor({"judge": slow}, max_queued=6, max_client=4)
+    predictor.when_failed(ended.set)
+
+    async def use() -> None:
+        for device, lost in ((torch.device("cpu"), False), (torch.device("meta"), True)):
+            slow.device = device
+            with pytest.raises(EngineFailedError):
+                await predictor.predict("judge", files[:1], "a")
+            assert predictor.failed == ended.is_set() == lost
+
+    asyncio.run(use())
+    predictor.close()
 
 
 def test_a_stop_ends_what_runs_and_what_waits(classifier: Classifier, files: list[bytes]) -> None:

@@ -17,7 +17,7 @@ from rapid.bundle import Bundle
 from rapid.config.sections import AugmentSettings, ScheduleSettings
 from rapid.data.augmented import AugmentedImages
 from rapid.diffusion import Schedule
-from rapid.errors import InputError
+from rapid.errors import InputError, RapidError
 from rapid.methods.rapid.networks import one_step_query
 from rapid.methods.rapid.settings import KnowledgeBaseSettings, RapidSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
@@ -114,11 +114,14 @@ def build_knowledge_base(
         networks=hashes,
         index_type=recipe.knowledge_base.index_type,
     )
-    with writer if ranks.first else nullcontext(), Progress("knowledge base", len(views), "record") as progress:
-        for keys, values, numbers in ranks.in_turn(batches(), records):
-            if ranks.first:
-                writer.append(keys, values, numbers)
-            progress.advance(len(keys))
+    try:
+        with writer if ranks.first else nullcontext(), Progress("knowledge base", len(views), "record") as progress:
+            for keys, values, numbers in ranks.in_turn(batches(), records):
+                if ranks.first:
+                    writer.append(keys, values, numbers)
+                progress.advance(len(keys))
+    except KnowledgeBaseError as error:
+        raise RapidError(f"the knowledge base cannot be written: {error}") from None
 
 
 def public_denoiser_name(bundle: Bundle) -> str:
