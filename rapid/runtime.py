@@ -19,14 +19,6 @@ def process_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def answers(device: torch.device) -> bool:
-    """Whether a device still computes: after an illegal access to its memory a GPU does not, for this process."""
-    try:
-        return float(torch.ones(1, device=device).sum()) == 1
-    except RuntimeError:
-        return False
-
-
 def choose_device(name: str) -> torch.device:
     """The device named "auto", "cpu" or "cuda". With several GPUs it is the one of this process's local rank.
 

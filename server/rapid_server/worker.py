@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from rapid.runtime import answers
 from rapid.sampling.acceptance import AcceptanceRate
 from rapid.sampling.generate import generate, make_request
 from rapid_server.scheduler import SMALL, Costs, Load, Turns, largest_peer, share
@@ -47,6 +46,14 @@ DECODER_ROWS = 64
 """Latents wait until there are so many, because the decoder is less efficient with fewer,"""
 DECODER_WAIT = 3
 """but for this many steps at most, and not if few rows are in flight or a request waits for nothing else."""
+
+
+def answers(device: torch.device) -> bool:
+    """Whether a device still computes: after an illegal access to its memory a GPU does not, for this process."""
+    try:
+        return float(torch.ones(1, device=device).sum()) == 1
+    except RuntimeError:
+        return False
 
 
 class ImageDone(NamedTuple):
