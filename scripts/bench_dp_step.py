@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from commands import told
 from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
@@ -276,12 +277,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("networks", nargs="*", default=["letters-mnist", "imagenet32-cifar10", "pixels-32"])
     parser.add_argument("--batch", type=int, action="append", help="instead of those of the network; may be repeated")
-    parser.add_argument("--engine", action="append", help=f"besides plain; of: {', '.join(ENGINES)}")
+    parser.add_argument(
+        "--engine",
+        action="append",
+        choices=list(ENGINES),
+        metavar="NAME",
+        help=f"besides plain; of: {', '.join(ENGINES)}",
+    )
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     prepare_heap()
-    device = choose_device(options.device)
+    with told("bench-dp-step"):
+        device = choose_device(options.device)
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     print(f"{where}, torch {torch.__version__}, median of {options.runs} steps in turn; ratios to the plain step")
     print(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from commands import Commands
+from commands import Commands, begin_with, told
 from methods_table import Json, read_json, save_picture, write_results
 
 from rapid.evaluate.classification import picture_beside
@@ -357,6 +357,9 @@ def main() -> None:
         threads=options.threads,
         more=more,
     )
+    with told("benchmark-methods"):
+        fixed = ("count", "minutes", "public_minutes", "delta")
+        begin_with(options.out, {name: getattr(plan, name) for name in fixed})
     bench = Bench(options.out, plan)
     floor = bench.floor() if any(not RECIPES[name].classifies for name in options.methods) else None
     for epsilon in options.epsilons:

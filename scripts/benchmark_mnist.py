@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from commands import Commands
+from commands import Commands, begin_with, told
 from PIL import Image
 
 from rapid.evaluate.networks import CLASSIFIERS
@@ -364,6 +364,8 @@ def main() -> None:
     classifiers = ",".join(options.classifiers)
     if classifiers != "all" and (unknown := set(options.classifiers) - set(CLASSIFIERS)):
         parser.error(f"--classifiers {', '.join(sorted(unknown))}: unknown; all, or some of {','.join(CLASSIFIERS)}")
+    with told("benchmark-mnist"):
+        begin_with(options.out, {"count": options.count})
     features = options.report / FEATURES
     bench = Bench(options.out, features, options.data, options.count, classifiers, options.processes)
     rows = [Row(name, epsilon) for epsilon in options.epsilons for name in options.objectives if epsilon > 0]

@@ -1,4 +1,4 @@
-"""Commands of rapid as processes of their own."""
+"""Commands of rapid as processes of their own, and what scripts that run them have in common."""
 
 from __future__ import annotations
 
@@ -6,10 +6,47 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from rapid.errors import InputError, RapidError
 from rapid.files import replacing, write_json
+
+ARGUMENTS = "arguments.json"
+
+
+@contextmanager
+def told(program: str) -> Iterator[None]:
+    """End the process with one line and its exit code for what rapid can explain, as the command `rapid` does."""
+    try:
+        yield
+    except InputError as error:
+        name = f"--{error.field.replace('_', '-')}" if error.field else ""
+        print(f"{program}: {error.describe(name)}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except RapidError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        print(f"{program}: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+
+
+def begin_with(out: Path, arguments: Mapping[str, Any]) -> None:
+    """Note with which arguments a folder is begun; what is made later in it must have the same.
+
+    Raises:
+        InputError: it was begun with others: what is there would be reported under their names.
+    """
+    file, given = out / ARGUMENTS, json.loads(json.dumps(arguments, default=str))
+    earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else given
+    for name, value in given.items():
+        if earlier.get(name) != value:
+            problem = f"was begun with {name} {earlier.get(name)}, and now it is {value}; choose another folder"
+            raise InputError("out", problem, out)
+    write_json(file, given)
 
 
 def run_rapid(

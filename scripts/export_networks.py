@@ -6,8 +6,9 @@ What stays behind is all that holds images or is made of single ones: knowledge 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
+
+from commands import told
 
 from rapid.bundle import Bundle, BundleConfig, write_bundle
 from rapid.bundle.components import Component
@@ -38,8 +39,8 @@ def export(base: Bundle, out: Path, preset: str | None, card: str) -> Bundle:
     Raises:
         InputError: `out` holds something, or `base` is of another method.
     """
-    if out.exists() and any(out.iterdir()):
-        raise InputError("out", "is not empty", out)
+    if out.is_file() or (out.exists() and any(out.iterdir())):
+        raise InputError("out", "is a file or not empty; choose another name", out)
     settings = networks_settings(base.settings_as(RapidSettings), (), preset, [])
     components: dict[str, Component] = {
         name: base.component(name, kind).half() for name, kind in KINDS.items() if base.has(name)
@@ -53,6 +54,13 @@ def export(base: Bundle, out: Path, preset: str | None, card: str) -> Bundle:
     return write_bundle(out, config, components, card=card)
 
 
+def _text(card: Path) -> str:
+    try:
+        return card.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError("card", "is no text; give a Markdown file", card) from None
+
+
 def main() -> None:
     """Parse the command line and export."""
     parser = argparse.ArgumentParser(prog="scripts/export-networks", description=__doc__)
@@ -62,11 +70,9 @@ def main() -> None:
     parser.add_argument("--preset", metavar="NAME", help=words)
     parser.add_argument("--card", type=Path, required=True, metavar="FILE.md", help="becomes its README.md")
     options = parser.parse_args()
-    try:
-        base, card = Bundle.open(options.base, "base", "public"), options.card.read_text(encoding="utf-8")
+    with told("export-networks"):
+        base, card = Bundle.open(options.base, "base", "public"), _text(options.card)
         made = export(base, options.out, options.preset, card)
-    except InputError as error:
-        sys.exit(f"export-networks: {error}")
     size = sum(file.stat().st_size for file in made.path.rglob("*") if file.is_file())
     print(f"{made.path}: {size / 1e6:.1f} MB")
 

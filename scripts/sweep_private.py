@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import yaml
 from charts import chart
-from commands import run_rapid
+from commands import begin_with, run_rapid, told
 
 from rapid.bundle import Bundle
 from rapid.config.sections import ImageSettings
@@ -229,11 +229,15 @@ def main() -> None:
     parser.add_argument("--report", type=Path, help="table and charts; default: where the study is")
     options = parser.parse_args()
     prepare_heap()
-    study = yaml.safe_load(options.study.read_text(encoding="utf-8"))
+    with told("sweep-private"):
+        study = yaml.safe_load(options.study.read_text(encoding="utf-8"))
     repeated = set(study.get("repeated", ()))
     if unknown := repeated - set(study["studies"]):
         parser.error(f"study: repeated names {', '.join(sorted(unknown))}, which is not under studies; mend the name")
     options.out.mkdir(parents=True, exist_ok=True)
+    with told("sweep-private"):
+        more = ("studies", "repeats", "repeated")
+        begin_with(options.out, {name: value for name, value in study.items() if name not in more})
     sweep, report = Sweep(options.data, options.out, study), options.report or options.study.parent
     base = [sweep.measure(Point((), again)) for again in range(study["repeats"])]
     studies: dict[str, list[Json]] = {}

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import torch
 from charts import chart
+from commands import begin_with, told
 
 from rapid.bundle import Bundle
 from rapid.data import ImageSet, fit_images, load_images
@@ -60,8 +61,10 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     prepare_heap()
-    bundle = Bundle.open(options.model, "model")
-    test = fit_images(load_images(options.test, "test"), bundle.config.image, "test")
+    with told("sweep-sampling"):
+        bundle = Bundle.open(options.model, "model")
+        test = fit_images(load_images(options.test, "test"), bundle.config.image, "test")
+        begin_with(options.out, {"model": bundle.digest, "count": options.count, "seed": options.seed})
     file = options.out / "sampling.json"
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"points": []}
     found |= {"model": options.model.name, "images": options.count, "seed": options.seed}

@@ -82,7 +82,10 @@ def test_the_table_of_what_is_done(data: Path, tmp_path: Path) -> None:
     found = {"accuracy": 0.985, "calibration": {"expected_error": 0.01}}
     write(runs / "dp-classifier-10-test.json", found)
     Image.new("RGB", (4, 4)).save(runs / "dp-classifier-10-test-confusion.png")
-    done = run(data, tmp_path, "--epsilons", "10", "--methods", "dp-classifier")
+    refused = run(data, tmp_path, "--epsilons", "10", "--methods", "dp-classifier", "--count", "30")
+    assert refused.returncode == 2
+    assert "was begun with count 20, and now it is 30; choose another folder" in refused.stderr
+    done = run(data, tmp_path, "--epsilons", "10", "--methods", "dp-classifier", "--count", "20")
     assert done.returncode == 0, done.stderr
     table = (tmp_path / "report" / "table.md").read_text()
     assert all(line in table for line in lines)  # earlier rows stay
