@@ -11,8 +11,9 @@ if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
 fi
 if [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt "$stamp" ]; then
     echo "installing rapid[$extras] into .venv ..." >&2
-    # torch by its exact pin first, and from its own index where there is one: others have the build with gigabytes of CUDA
-    .venv/bin/python -m pip install --quiet --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu \
+    # torch by its exact pin first, and from its own index where there is one: others have the build with gigabytes of CUDA.
+    # What it needs comes with the rest
+    .venv/bin/python -m pip install --quiet --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu \
         "$(grep '^torch==' constraints.txt)"
     .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[$extras]"
     # without its dependency torchvision: see pyproject.toml
