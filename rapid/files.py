@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -48,6 +49,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
     The block creates a file or a folder at the yielded path. A folder that is already at `path` is moved aside just
     before the rename, and removed after it. If the block raises, `path` is untouched and the temporary is removed.
+
+    Raises:
+        IsADirectoryError: a file would replace a folder, and all that is in it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # a part of the name: the whole may be as long as a file system allows
@@ -56,6 +60,8 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield target
         _sync(target)
+        if path.is_dir() and not target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         try:
             if path.is_dir():
                 path.rename(aside)

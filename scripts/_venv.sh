@@ -9,6 +9,10 @@ if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed" >&2; exit 1; }
     "$python" -m venv --clear .venv
 fi
+if .venv/bin/python -m pip show --quiet faiss-gpu 2>/dev/null; then
+    echo ".venv has rapid[gpu], which rapid[$extras] would undo: move it elsewhere first" >&2
+    exit 2
+fi
 if [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt "$stamp" ]; then
     echo "installing rapid[$extras] into .venv ..." >&2
     # torch by its exact pin first, and from its own index where there is one: others have the build with gigabytes of CUDA.

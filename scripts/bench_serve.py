@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,12 +66,19 @@ def bare_latency(generator: Generator, count: int, runs: int) -> list[float]:
 def server(model: Path) -> Iterator[str]:
     """A server process; yields its URL when it is ready."""
     command = [sys.executable, "-m", "rapid", "serve", "--model", str(model), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as process,
+    ):
         try:
             assert process.stdout is not None
             found = re.search(r"http://\S+", process.stdout.readline())
             if found is None:
-                raise SystemExit(f"bench-serve: `{' '.join(command)}` did not start")
+                # the server has said in its last line what is wrong
+                process.wait(30)
+                said.seek(0)
+                print(f"bench-serve: {said.read().strip().splitlines()[-1]}", file=sys.stderr)
+                sys.exit(2)
             while httpx.get(f"{found.group()}/readyz").status_code != 200:
                 time.sleep(0.1)
             yield found.group()
@@ -149,14 +158,14 @@ async def under_load(url: str, rate: float, seconds: float) -> list[float]:
 
 
 async def beside(url: str) -> tuple[float, float]:
-    """Median seconds of small requests beside a large one, and seconds of the large one."""
+    """Median seconds of small requests beside a large one, and its seconds; NaN if it was over before they came."""
     large = asyncio.create_task(ask(url, LARGE))
     found = []
     await asyncio.sleep(0.5)
     while not large.done() and len(found) < 15:
         found.append(await ask(url, SMALL))
         await asyncio.sleep(0.2)
-    return statistics.median(found), await large
+    return statistics.median(found) if found else math.nan, await large
 
 
 def report(rows: list[tuple[str, str, str]]) -> None:

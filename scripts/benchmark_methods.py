@@ -358,7 +358,8 @@ def main() -> None:
         more=more,
     )
     with told("benchmark-methods"):
-        fixed = ("count", "minutes", "public_minutes", "delta")
+        fixed = ("data", "private", "test", "public", "count", "minutes", "public_minutes", "delta")
+        fixed += ("classifiers", "features")
         begin_with(options.out, {name: getattr(plan, name) for name in fixed})
     bench = Bench(options.out, plan)
     floor = bench.floor() if any(not RECIPES[name].classifies for name in options.methods) else None

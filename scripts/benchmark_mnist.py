@@ -365,7 +365,7 @@ def main() -> None:
     if classifiers != "all" and (unknown := set(options.classifiers) - set(CLASSIFIERS)):
         parser.error(f"--classifiers {', '.join(sorted(unknown))}: unknown; all, or some of {','.join(CLASSIFIERS)}")
     with told("benchmark-mnist"):
-        begin_with(options.out, {"count": options.count})
+        begin_with(options.out, {"data": options.data, "count": options.count, "classifiers": classifiers})
     features = options.report / FEATURES
     bench = Bench(options.out, features, options.data, options.count, classifiers, options.processes)
     rows = [Row(name, epsilon) for epsilon in options.epsilons for name in options.objectives if epsilon > 0]

@@ -24,9 +24,9 @@ import gpu_privacy as privacy
 import gpu_speed as speed
 import torch
 from checks import Check, Figures, Found, Outcome, Setup, run
+from commands import check_file, told
 
 import rapid
-from rapid.errors import InputError
 from rapid.files import write_json
 from rapid.heap import prepare_heap
 from rapid.runtime import choose_device
@@ -158,11 +158,9 @@ def main() -> int:
         if name not in CHECKS:
             print(f"check-gpu: {name}: is no check; --list prints all", file=sys.stderr)
             return 2
-    try:
+    with told("check-gpu"):
+        check_file(options.out)
         device = choose_device(options.device)
-    except InputError as error:
-        print(f"check-gpu: --{error}", file=sys.stderr)
-        return error.exit_code
     prepare_heap()
     warnings.simplefilter("ignore")
     names = [name for name in CHECKS if name in (options.only or CHECKS) and name not in options.skip]

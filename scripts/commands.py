@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rapid.errors import InputError, RapidError
-from rapid.files import replacing, write_json
+from rapid.files import check_folder, replacing, write_json
 
 ARGUMENTS = "arguments.json"
 
@@ -32,6 +32,17 @@ def told(program: str) -> Iterator[None]:
     except OSError as error:
         print(f"{program}: {error.filename}: {error.strerror}", file=sys.stderr)
         sys.exit(2)
+
+
+def check_file(out: Path) -> None:
+    """Refuse a file that cannot be written, before any work is done.
+
+    Raises:
+        InputError: it is a folder, or lies where nothing can be written.
+    """
+    if out.is_dir():
+        raise InputError("out", "is a folder; give the name of a file", out)
+    check_folder(out.parent, "out", out)
 
 
 def begin_with(out: Path, arguments: Mapping[str, Any]) -> None:

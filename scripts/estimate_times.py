@@ -292,6 +292,8 @@ def main() -> None:
     options = parser.parse_args()
     if not 0 < options.share <= 1:
         parser.error(f"--share {options.share}: must lie in (0, 1]")
+    if options.out is not None and options.out.is_dir():
+        parser.error(f"--out {options.out}: is a folder; give the name of a file")
     found = table(options.share)
     print(found, end="")
     if options.out is not None:

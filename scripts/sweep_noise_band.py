@@ -16,12 +16,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from commands import check_file, told
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rapid.dp import DpSgdSpec, PrivateMechanism, Release, calibrate
 from rapid.dp.correlation import noise_factor
-from rapid.files import write_json
+from rapid.errors import InputError
+from rapid.files import content_hash, write_json
 from rapid.training import Trainer
 from rapid.training.optimizers import noisy_schedule
 
@@ -105,12 +107,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    with told("sweep-noise-band"):
+        check_file(options.out)
+        sets = {name: content_hash(getattr(options, name)) for name in ("public", "private")}
     images, labels = load(options.private)
     x, y, test_x, test_y = images[HELD_OUT:], labels[HELD_OUT:], images[:HELD_OUT], labels[:HELD_OUT]
     public_x, public_y = (part[:PUBLIC_IMAGES] for part in load(options.public))
     below, public = pretrain(public_x, public_y)
     x, test_x = features(below, x), features(below, test_x)
     points = json.loads(options.out.read_text()) if options.out.exists() else []
+    with told("sweep-noise-band"):
+        if any({name: point.get(name) for name in sets} != sets for point in points):
+            raise InputError("out", "has points of other image sets; choose another name", options.out)
     keys = ("epsilon", "band", "rate", "batch", "steps", "repeat")
     done = {tuple(point[key] for key in keys) for point in points}
     for repeat, epsilon, rate, band in itertools.product(
@@ -138,6 +146,7 @@ def main() -> None:
                 "epsilon": epsilon,
                 "band": band,
                 "rate": rate,
+                **sets,
                 "batch": options.batch,
                 "steps": options.steps,
                 "repeat": repeat,

@@ -64,7 +64,10 @@ def main() -> None:
     with told("sweep-sampling"):
         bundle = Bundle.open(options.model, "model")
         test = fit_images(load_images(options.test, "test"), bundle.config.image, "test")
-        begin_with(options.out, {"model": bundle.digest, "count": options.count, "seed": options.seed})
+        begin_with(
+            options.out,
+            {"model": bundle.digest, "test": test.fingerprint(), "count": options.count, "seed": options.seed},
+        )
     file = options.out / "sampling.json"
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"points": []}
     found |= {"model": options.model.name, "images": options.count, "seed": options.seed}

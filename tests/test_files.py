@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rapid.files import replacing
+from rapid.files import replacing, write_json
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -36,3 +36,13 @@ def test_a_folder_is_replaced(tmp_path: Path) -> None:
         target.mkdir()
         (target / "new").write_text("new")
     assert content(tmp_path) == {"out/new": "new"}
+
+
+def test_a_file_does_not_take_the_place_of_a_folder(tmp_path: Path) -> None:
+    """What lies in it would be gone."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").write_text("content")
+    with pytest.raises(IsADirectoryError, match="kept"):
+        write_json(tmp_path / "kept", {})
+    assert (tmp_path / "kept" / "file").read_text() == "content"
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
