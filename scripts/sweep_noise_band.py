@@ -12,7 +12,9 @@ import copy
 import itertools
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,8 +95,7 @@ def features(below: nn.Module, images: Tensor) -> Tensor:
         return torch.cat([below(part) for part in images.split(500)])
 
 
-def main() -> None:
-    """Run the sweep; points that `--out` has already are not repeated."""
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--public", type=Path, required=True)
     parser.add_argument("--private", type=Path, required=True)
@@ -105,20 +106,38 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def earlier_points(out: Path, sets: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The points that a file has already.
+
+    Args:
+        out: the file; it need not exist.
+        sets: hashes of the image sets, which each point has.
+
+    Raises:
+        InputError: it has points of other sets.
+    """
+    points: list[dict[str, Any]] = json.loads(out.read_text()) if out.exists() else []
+    if any({name: point.get(name) for name in sets} != sets for point in points):
+        raise InputError("out", "has points of other image sets; choose another name", out)
+    return points
+
+
+def main() -> None:
+    """Run the sweep; points that `--out` has already are not repeated."""
+    options = _options()
     torch.set_num_threads(1)
     with told("sweep-noise-band"):
         check_file(options.out)
         sets = {name: content_hash(getattr(options, name)) for name in ("public", "private")}
+        points = earlier_points(options.out, sets)
     images, labels = load(options.private)
     x, y, test_x, test_y = images[HELD_OUT:], labels[HELD_OUT:], images[:HELD_OUT], labels[:HELD_OUT]
     public_x, public_y = (part[:PUBLIC_IMAGES] for part in load(options.public))
     below, public = pretrain(public_x, public_y)
     x, test_x = features(below, x), features(below, test_x)
-    points = json.loads(options.out.read_text()) if options.out.exists() else []
-    with told("sweep-noise-band"):
-        if any({name: point.get(name) for name in sets} != sets for point in points):
-            raise InputError("out", "has points of other image sets; choose another name", options.out)
     keys = ("epsilon", "band", "rate", "batch", "steps", "repeat")
     done = {tuple(point[key] for key in keys) for point in points}
     for repeat, epsilon, rate, band in itertools.product(

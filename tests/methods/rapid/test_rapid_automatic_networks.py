@@ -68,8 +68,12 @@ def test_time_that_others_leave_goes_to_the_denoiser() -> None:
     )
 
 
+@pytest.mark.alone
 def test_processes_share_the_batch_of_a_step() -> None:
-    """A step of all of them takes as long as the part of one; small parts take nearly as long as the whole batch."""
+    """A step of all of them takes as long as the part of one; small parts take nearly as long as the whole batch.
+
+    Both are measured, one after the other: what runs beside must not change in between.
+    """
     tree, shared = small(), small()
     choose_networks(tree, 1000, 3, True, Resources(CPU, 1.0))
     choose_networks(shared, 1000, 3, True, Resources(CPU, 1.0, processes=16))
