@@ -133,9 +133,9 @@ def main() -> None:
         check_file(options.out)
         sets = {name: content_hash(getattr(options, name)) for name in ("public", "private")}
         points = earlier_points(options.out, sets)
-    images, labels = load(options.private)
+        (images, labels), public_set = load(options.private), load(options.public)
     x, y, test_x, test_y = images[HELD_OUT:], labels[HELD_OUT:], images[:HELD_OUT], labels[:HELD_OUT]
-    public_x, public_y = (part[:PUBLIC_IMAGES] for part in load(options.public))
+    public_x, public_y = (part[:PUBLIC_IMAGES] for part in public_set)
     below, public = pretrain(public_x, public_y)
     x, test_x = features(below, x), features(below, test_x)
     keys = ("epsilon", "band", "rate", "batch", "steps", "repeat")
