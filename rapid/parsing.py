@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import BaseModel, ValidationError
+
+from rapid.errors import InputError
+
+Model = TypeVar("Model", bound=BaseModel)
 
 DEEP = "is nested too deeply"
 
@@ -43,3 +50,53 @@ def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> An
     except ValueError:
         # of dates such as 2026-13-45, and of thousands of digits
         raise yaml.YAMLError("a value is out of range") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error: the second would silently win."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
+    names: list[Any] = [loader.construct_object(key, deep=True) for key, _ in node.value]
+    for name in names:
+        if names.count(name) > 1:
+            raise yaml.constructor.ConstructorError(problem=f"'{name}' stands twice")
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def read_yaml(path: Path, model: type[Model], field: str, content: str) -> Model:
+    """Read a YAML file of settings.
+
+    Args:
+        path: the file; an empty one has no settings.
+        model: what it must hold.
+        field: name of the argument that gave it; for messages.
+        content: what it holds, with an example; for messages.
+
+    Raises:
+        InputError: it cannot be read, or has an unknown setting, one that stands twice, or a bad value.
+    """
+    try:
+        # a safe loader: it makes plain objects only
+        found = parse_yaml(path.read_text(encoding="utf-8"), _Loader)
+    except OSError as error:
+        raise InputError(field, f"cannot be read ({error.strerror}); give a YAML file", path) from None
+    except UnicodeDecodeError:
+        raise InputError(field, "is not a text file; give a YAML file", path) from None
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or " ".join(map(str, error.args)) or "a character is not allowed"
+        raise InputError(field, f"is not valid YAML: {problem}", path) from None
+    if found is None:
+        found = {}
+    if not isinstance(found, dict):
+        raise InputError(field, f"must hold {content}", path)
+    try:
+        return model.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        what = "there is no such setting" if first["type"] == "extra_forbidden" else first["msg"]
+        raise InputError(field, f"{name}: {what}" if name else what, path) from None

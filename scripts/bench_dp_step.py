@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from commands import told
+from commands import at_least, told
 from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
@@ -276,7 +276,9 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("networks", nargs="*", default=["letters-mnist", "imagenet32-cifar10", "pixels-32"])
-    parser.add_argument("--batch", type=int, action="append", help="instead of those of the network; may be repeated")
+    parser.add_argument(
+        "--batch", type=at_least(1), action="append", help="instead of those of the network; may be repeated"
+    )
     parser.add_argument(
         "--engine",
         action="append",
@@ -284,7 +286,7 @@ def main() -> None:
         metavar="NAME",
         help=f"besides plain; of: {', '.join(ENGINES)}",
     )
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=at_least(1), default=5)
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     prepare_heap()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from commands import at_least
 from numpy.typing import NDArray
 from rapid_index import KnowledgeBase, KnowledgeBaseWriter, load_faiss
 
@@ -191,14 +192,14 @@ def table(results: Mapping[str, Mapping[str, float]]) -> str:
 def main() -> None:
     """Measure every size that has not been measured, and write figures, table and chart."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000, 10_000_000], metavar="N")
-    parser.add_argument("--queries", type=int, default=200, metavar="N")
+    parser.add_argument(
+        "--sizes", type=at_least(NEIGHBOURS), nargs="+", default=[10_000, 100_000, 1_000_000, 10_000_000], metavar="N"
+    )
+    parser.add_argument("--queries", type=at_least(1), default=200, metavar="N")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/knowledge-base"), metavar="DIR")
     parser.add_argument("--scratch", type=Path, metavar="DIR", help="where to build; default: the system's own")
     parser.add_argument("--one", nargs=2, metavar=("build|query", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if min(options.sizes) < NEIGHBOURS or options.queries < 1:
-        parser.error(f"--sizes must be at least {NEIGHBOURS}, and --queries at least 1")
     if options.one is not None:
         step, folder = options.one[0], Path(options.one[1])
         found: dict[str, Any] = build(folder, options.sizes[0]) if step == "build" else query(folder, options.queries)

@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from commands import at_least
 from numpy.typing import NDArray
 
 from rapid.files import replacing, write_json
@@ -157,13 +158,15 @@ def table(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
 def main() -> None:
     """Measure one size, and write figures and table beside those of other sizes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=1_000_000, metavar="N", help="of each set; default: a million")
-    parser.add_argument("--limit", type=float, default=4.0, metavar="GB", help="most memory, of all; default: 4")
+    parser.add_argument(
+        "--images", type=at_least(100), default=1_000_000, metavar="N", help="of each set; default: a million"
+    )
+    parser.add_argument(
+        "--limit", type=at_least(0.0), default=4.0, metavar="GB", help="most memory, of all; default: 4"
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/memory"), metavar="DIR")
     parser.add_argument("--scratch", type=Path, metavar="DIR", help="for sets and bundles; default: the system's own")
     options = parser.parse_args()
-    if options.images < 100:
-        parser.error("--images must be at least 100")
     if not Path("/proc/self/status").is_file():
         parser.error("memory is read from /proc, which only Linux has")
     scratch = Path(tempfile.mkdtemp(prefix="rapid-memory-", dir=options.scratch))

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import torch
+from commands import at_least, told
 
 from rapid.heap import prepare_heap
 from rapid.methods import open_generator
@@ -179,11 +180,14 @@ def main() -> None:
     """Run all measurements and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--seconds", type=float, default=30, help="duration of each measurement under load")
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--images", type=int, default=16, help="per request, when measuring throughput")
+    parser.add_argument("--seconds", type=at_least(0.5), default=30, help="duration of each measurement under load")
+    parser.add_argument("--clients", type=at_least(1), default=32)
+    parser.add_argument("--images", type=at_least(1), default=16, help="per request, when measuring throughput")
     options = parser.parse_args()
     prepare_heap()
+    with told("bench-serve"):
+        # a bundle that makes no images is served, too
+        open_generator(options.model)
     print(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {options.model}", flush=True)
     with server(options.model) as url:
         _, batch = max((bare_throughput(bare(options.model, batch), 2), batch) for batch in BATCHES)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from commands import Commands, begin_with, told
+from commands import Commands, at_least, begin_with, told
 from methods_table import Json, read_json, save_picture, write_results
 
 from rapid.evaluate.classification import picture_beside
@@ -306,23 +306,21 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--epsilons", type=_epsilons, default="1,10")
     parser.add_argument("--delta", type=float, help="default: that of rapid train-private, 1 / (N ln N)")
     parser.add_argument("--methods", type=_words, default=",".join(DEFAULT), help=f"some of {','.join(RECIPES)}")
-    parser.add_argument("--minutes", type=float, default=30.0, help="of each private stage; default: 30")
+    parser.add_argument("--minutes", type=at_least(0.1), default=30.0, help="of each private stage; default: 30")
     words = "of public stages that choose their own settings; default: 30"
-    parser.add_argument("--public-minutes", type=float, default=30.0, help=words)
-    parser.add_argument("--count", type=int, default=60_000, help="synthetic images of each row; default: 60000")
+    parser.add_argument("--public-minutes", type=at_least(0.1), default=30.0, help=words)
+    parser.add_argument(
+        "--count", type=at_least(1), default=60_000, help="synthetic images of each row; default: 60000"
+    )
     names = ",".join(CLASSIFIERS)
     words = f"all, none, or some of {names}; default: {','.join(NETWORKS)}"
     parser.add_argument("--classifiers", default=",".join(NETWORKS), help=words)
     words = "reference network of rapid evaluate --save-features; default: each report trains one on the public sets"
     parser.add_argument("--features", type=Path, help=words)
-    parser.add_argument("--threads", type=int, help="of each command; default: all cores")
+    parser.add_argument("--threads", type=at_least(1), help="of each command; default: all cores")
     words = "a setting of one method; may be repeated"
     parser.add_argument("--set", action="append", default=[], metavar="METHOD:a.b=c", dest="more", help=words)
     options = parser.parse_args()
-    for name in ("minutes", "public_minutes", "count", "threads"):
-        value = getattr(options, name)
-        if value is not None and not 0 < value < float("inf"):
-            parser.error(f"--{name.replace('_', '-')} {value}: must be above 0")
     for name in (options.private, options.test, *options.public):
         if not (options.data / f"{name}.npz").is_file():
             parser.error(f"--data {options.data}: has no {name}.npz")

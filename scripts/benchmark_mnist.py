@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from commands import Commands, begin_with, told
+from commands import Commands, at_least, begin_with, told
 from PIL import Image
 
 from rapid.evaluate.networks import CLASSIFIERS
@@ -348,14 +348,13 @@ def main() -> None:
     parser.add_argument("--report", type=Path, default=Path("benchmarks/letters-mnist"))
     parser.add_argument("--epsilons", type=_epsilons, default="1,0.2,10", help="0: the public model alone")
     parser.add_argument("--objectives", type=_words, default="rapid", help=f"some of {','.join(OBJECTIVES)}")
-    parser.add_argument("--seeds", type=int, default=1, help="seeds 0 to SEEDS - 1 of the generation")
-    parser.add_argument("--count", type=int, default=60_000)
+    parser.add_argument("--seeds", type=at_least(1), default=1, help="seeds 0 to SEEDS - 1 of the generation")
+    parser.add_argument("--count", type=at_least(1), default=60_000)
     parser.add_argument("--classifiers", type=_words, default="all", help=f"all, or some of {','.join(CLASSIFIERS)}")
-    parser.add_argument("--processes", type=int, default=1, help="of private training; on a CPU best one for each core")
+    parser.add_argument(
+        "--processes", type=at_least(1), default=1, help="of private training; on a CPU best one for each core"
+    )
     options = parser.parse_args()
-    for name in ("seeds", "count", "processes"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name} {getattr(options, name)}: must be at least 1")
     for name in SETS:
         if not (options.data / f"{name}.npz").is_file():
             parser.error(f"--data {options.data}: has no {name}.npz; name the folder of the four image sets")

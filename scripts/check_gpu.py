@@ -24,7 +24,7 @@ import gpu_privacy as privacy
 import gpu_speed as speed
 import torch
 from checks import Check, Figures, Found, Outcome, Setup, run
-from commands import check_file, told
+from commands import at_least, check_file, told
 
 import rapid
 from rapid.files import write_json
@@ -145,7 +145,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="check-gpu", description=__doc__)
     parser.add_argument("--device", default="cuda", metavar="cuda|cpu", help="default: cuda; cpu tries the checks")
     parser.add_argument("--out", type=Path, default=Path("check-gpu.json"), metavar="FILE.json")
-    parser.add_argument("--minutes", type=float, default=MINUTES, metavar="M", help=f"default: {MINUTES:g}")
+    parser.add_argument("--minutes", type=at_least(0.1), default=MINUTES, metavar="M", help=f"default: {MINUTES:g}")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="may be repeated")
     parser.add_argument("--skip", action="append", default=[], metavar="NAME", help="may be repeated")
     parser.add_argument("--smallest", action="store_true", help="smallest sizes: tries the checks, measures nothing")

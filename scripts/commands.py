@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rapid.errors import InputError, RapidError
 from rapid.files import check_folder, replacing, write_json
+
+Number = TypeVar("Number", int, float)
 
 ARGUMENTS = "arguments.json"
 
@@ -32,6 +36,20 @@ def told(program: str) -> Iterator[None]:
     except OSError as error:
         print(f"{program}: {error.filename}: {error.strerror}", file=sys.stderr)
         sys.exit(2)
+
+
+def at_least(least: Number) -> Callable[[str], Number]:
+    """A type of `argparse`: finite numbers of the type of `least`, from it on."""
+
+    def number(text: str) -> Number:
+        value = type(least)(text)
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, and finite: {text}")
+        return value
+
+    # for what argparse says of other words
+    number.__name__ = type(least).__name__
+    return number
 
 
 def check_file(out: Path) -> None:

@@ -31,7 +31,11 @@ from typing import IO, Any
 
 import httpx
 import numpy as np
+from commands import at_least, check_file, told
 from PIL import Image
+
+from rapid.files import write_json
+from rapid.methods import open_generator
 
 CONFIG = Path(__file__).parent.parent / "docker" / "nginx.conf"
 START_SECONDS = 180
@@ -140,15 +144,20 @@ class Tally:
 def main() -> int:
     """Run the experiment; return 0 if no client failed and no response was wrong."""
     options = _options()
+    with told("replicas"):
+        if options.out is not None:
+            check_file(options.out)
+        # a bundle that makes no images is served, too
+        open_generator(options.model, "cpu")
     try:
         report = experiment(options)
-    except ReplicasError as error:
+    except (ReplicasError, httpx.HTTPError) as error:
         print(f"replicas: {error}", file=sys.stderr)
         return 2
     for name, value in report.items():
         print(f"{name:>28}  {value}")
     if options.out is not None:
-        options.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_json(options.out, report)
     return int(bool(report["failed"] or report["wrong"] or not report["after its restart"]))
 
 
@@ -332,11 +341,13 @@ def _quantiles(seconds: Sequence[float]) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/replicas", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="the bundle to serve")
-    parser.add_argument("--clients", type=int, default=8, metavar="N", help="concurrent clients; default: 8")
-    parser.add_argument("--requests", type=int, default=24, metavar="N", help="distinct requests; default: 24")
-    parser.add_argument("--count", type=int, default=4, metavar="N", help="images in a request; default: 4")
-    parser.add_argument("--seconds", type=float, default=60, metavar="S", help="load without start-up; default: 60")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="cores of each server; default: 1")
+    parser.add_argument("--clients", type=at_least(1), default=8, metavar="N", help="concurrent clients; default: 8")
+    parser.add_argument("--requests", type=at_least(1), default=24, metavar="N", help="distinct requests; default: 24")
+    parser.add_argument("--count", type=at_least(1), default=4, metavar="N", help="images in a request; default: 4")
+    parser.add_argument(
+        "--seconds", type=at_least(0.5), default=60, metavar="S", help="load without start-up; default: 60"
+    )
+    parser.add_argument("--threads", type=at_least(1), default=1, metavar="N", help="cores of each server; default: 1")
     parser.add_argument(
         "--signal", choices=("KILL", "TERM"), default="KILL", help="signal that ends the server; default: KILL"
     )

@@ -25,8 +25,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+from commands import at_least, told
 from PIL import Image, ImageDraw, ImageFont
 from soak_clients import CLIENTS, Client, Load
+
+from rapid.methods import open_generator
 
 START_SECONDS = 180
 END_SECONDS = 60
@@ -177,6 +180,9 @@ def run(options: argparse.Namespace) -> tuple[Json, list[str]]:
 def main() -> int:
     """Run and print; return 0 if nothing is wrong, 1 if something is, 2 if the test cannot run."""
     options = _options()
+    with told("soak"):
+        # a bundle that makes no images is served, too
+        open_generator(options.model, "cpu")
     try:
         report, wrong = run(options)
     except (SoakError, OSError, httpx.HTTPError) as error:
@@ -262,9 +268,13 @@ def _first_traceback(text: str) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="the bundle to serve")
-    parser.add_argument("--minutes", type=float, default=10, metavar="M", help="duration of the load; default: 10")
-    parser.add_argument("--batch", type=int, metavar="N", help="rows of a step; default: measured")
-    parser.add_argument("--large", type=int, default=5000, metavar="N", help="images of a large stream; default: 5000")
+    parser.add_argument(
+        "--minutes", type=at_least(0.05), default=10, metavar="M", help="duration of the load; default: 10"
+    )
+    parser.add_argument("--batch", type=at_least(1), metavar="N", help="rows of a step; default: measured")
+    parser.add_argument(
+        "--large", type=at_least(1), default=5000, metavar="N", help="images of a large stream; default: 5000"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/soak"), metavar="FOLDER", help="default: runs/soak")
     return parser.parse_args()
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from commands import check_file, told
+from commands import at_least, check_file, told
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -101,11 +101,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--private", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 10.0])
-    parser.add_argument("--band", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--band", type=at_least(1), nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--rate", type=float, nargs="+", default=[0.5])
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--batch", type=at_least(1), default=128)
+    parser.add_argument("--steps", type=at_least(1), default=400)
+    parser.add_argument("--repeats", type=at_least(1), default=3)
     return parser.parse_args()
 
 

@@ -13,16 +13,18 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import yaml
 from charts import chart
 from commands import begin_with, run_rapid, told
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rapid.bundle import Bundle
 from rapid.config.sections import ImageSettings
 from rapid.data import ImageSet, fit_images, load_images
+from rapid.errors import InputError
 from rapid.evaluate.features import FeatureSpace, train_feature_space
 from rapid.evaluate.fidelity import NEIGHBOURS, neighbourhoods
 from rapid.evaluate.utility import measure_utility
@@ -31,6 +33,7 @@ from rapid.frechet import frechet_distance
 from rapid.heap import prepare_heap
 from rapid.methods import load_settings
 from rapid.methods.rapid.settings import RapidSettings
+from rapid.parsing import read_yaml
 from rapid.runtime import choose_device
 
 Json = dict[str, Any]
@@ -60,6 +63,44 @@ class Point:
         return "+".join(words) or "base"
 
 
+class Study(BaseModel):
+    """What a YAML file says; its sets are names of `.npz` files without their ending.
+
+    Attributes:
+        preset: the settings to begin with.
+        public: sets.
+        private: the set in the place of private images.
+        test: a set of its own for tests; None: the last `held_out` of the private ones in a random order.
+        held_out: how many.
+        epsilon: of each training.
+        images: how many are made for a point.
+        repeats: trainings of the base, and of the points of repeated studies.
+        repeated: names of studies.
+        common: settings of all points, in the form of `--set`.
+        studies: the settings of each point, by name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    preset: str
+    public: list[str] = Field(min_length=1)
+    private: str
+    test: str | None = None
+    held_out: int = Field(2000, ge=1)
+    epsilon: float = Field(gt=0)
+    images: int = Field(ge=1)
+    repeats: int = Field(1, ge=1)
+    repeated: list[str] = []
+    common: list[str] = []
+    studies: dict[str, Annotated[list[list[str]], Field(min_length=1)]]
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if unknown := set(self.repeated) - set(self.studies):
+            raise ValueError(f"repeated names {', '.join(sorted(unknown))}, which is not under studies")
+        return self
+
+
 class Sweep:
     """The folder in which points are made.
 
@@ -67,13 +108,20 @@ class Sweep:
         data: holds the image sets.
         out: holds what is made.
         study: content of the YAML file.
+
+    Raises:
+        InputError: a set is not there, or settings do not fit.
     """
 
-    def __init__(self, data: Path, out: Path, study: Json) -> None:
+    def __init__(self, data: Path, out: Path, study: Study) -> None:
         self.data, self.out, self.study = data, out, study
-        self.public = [word for name in study["public"] for word in ("--public", data / f"{name}.npz")]
+        self.public = [word for name in study.public for word in ("--public", self._file(name))]
+        self._common = load_settings(study.preset, study.common).model_dump(mode="json")
+        for points in study.studies.values():
+            for settings in points:
+                # now, and not after the hours of the points before
+                load_settings(study.preset, [*study.common, *settings])
         self.private, self.test = self._split()
-        self._common = load_settings(study["preset"], study["common"]).model_dump(mode="json")
         self._real: tuple[ImageSet, FeatureSpace] | None = None
 
     def point(self, settings: Sequence[str]) -> Point:
@@ -97,9 +145,9 @@ class Sweep:
         """The public bundle of a point: with the networks of the common one, where they are the same."""
         common = self.out / "public-base"
         target = self.out / f"public-{point.name(*PUBLIC)}"
-        chosen = _words(self.study["common"], *PUBLIC) + _set(point.part(*PUBLIC))
+        chosen = _words(self.study.common, *PUBLIC) + _set(point.part(*PUBLIC))
         given = () if target == common else ("--networks", self.bundle(Point(())))
-        plain = ("build-kb", *self.public, "--preset", self.study["preset"], *chosen, "--out", target)
+        plain = ("build-kb", *self.public, "--preset", self.study.preset, *chosen, "--out", target)
         self.run(target / "config.json", *plain, *given, *_resume(target))
         return target
 
@@ -107,11 +155,11 @@ class Sweep:
         """The private bundle of a point."""
         base = self.bundle(point)
         target = self.out / f"private-{point.name(*PUBLIC, 'private')}-{point.again}"
-        chosen = _words(self.study["common"], "private") + _set(point.part("private"))
-        given = ("--base", base, "--private", self.private, "--epsilon", self.study["epsilon"])
+        chosen = _words(self.study.common, "private") + _set(point.part("private"))
+        given = ("--base", base, "--private", self.private, "--epsilon", self.study.epsilon)
         # the preset's start of sampling may lie beyond where this point begins; measure() gives its own
         chosen += _set(("generation.start=null",))
-        plain = ("train-private", *given, "--preset", self.study["preset"], *chosen, "--out", target)
+        plain = ("train-private", *given, "--preset", self.study.preset, *chosen, "--out", target)
         self.run(target / "config.json", *plain, "--ledger", self.out / "ledger.jsonl", *_resume(target))
         return target
 
@@ -119,10 +167,10 @@ class Sweep:
         """Make the images of a point, and compare them with real ones."""
         file = self.out / f"point-{point.name(*PUBLIC, 'private', 'generation')}-{point.again}.json"
         if not file.exists():
-            model, count = self.model(point), self.study["images"]
+            model, count = self.model(point), self.study.images
             images = file.with_suffix(".npz")
             start = f"generation.start={self._common['generation']['start']}"
-            chosen = _set((start,)) + _words(self.study["common"], "generation") + _set(point.part("generation"))
+            chosen = _set((start,)) + _words(self.study.common, "generation") + _set(point.part("generation"))
             plain = ("generate", "--model", model, "--count", count, "--seed", 0, *chosen, "--out", images)
             self.run(images, *plain)
             facts = Bundle.open(self.bundle(point), "base").config.facts
@@ -147,24 +195,33 @@ class Sweep:
 
     def _split(self) -> tuple[Path, Path]:
         """The private images, and real ones that no training sees: their own set, or the last of a random order."""
-        if "test" in self.study:
-            return self.data / f"{self.study['private']}.npz", self.data / f"{self.study['test']}.npz"
+        if self.study.test is not None:
+            return self._file(self.study.private), self._file(self.study.test)
         parts = self.out / "private.npz", self.out / "test.npz"
         if not all(part.exists() for part in parts):
-            images = load_images(self.data / f"{self.study['private']}.npz", "data")
-            assert images.labels is not None
+            images = load_images(self._file(self.study.private), "data")
+            if images.labels is None or len(images) <= self.study.held_out:
+                problem = f"has no labels, or no more than the {self.study.held_out} images held out; give another set"
+                raise InputError("data", problem, images.source)
             order = np.random.default_rng(0).permutation(len(images))
-            held_out = self.study["held_out"]
+            held_out = self.study.held_out
             for part, rows in zip(parts, (order[:-held_out], order[-held_out:]), strict=True):
                 with replacing(part) as path, path.open("wb") as stream:
                     labels, classes = images.labels[rows], np.array(images.classes)
                     np.savez(stream, images=images.images[rows], labels=labels, classes=classes)
         return parts
 
+    def _file(self, name: str) -> Path:
+        """The file of a set."""
+        file = self.data / f"{name}.npz"
+        if not file.is_file():
+            raise InputError("data", f"has no {name}.npz, which the study names", self.data)
+        return file
 
-def write(out: Path, study: Json, base: list[Json], studies: dict[str, list[Json]]) -> None:
+
+def write(out: Path, study: Study, base: list[Json], studies: dict[str, list[Json]]) -> None:
     """Write numbers, table and charts."""
-    write_json(out / "points.json", {"study": study, "base": base, "studies": studies})
+    write_json(out / "points.json", {"study": study.model_dump(exclude_unset=True), "base": base, "studies": studies})
     columns = ("accuracy", "frechet", "precision", "recall", "coverage")
     head = ["study", "settings", "training", "accuracy, %", "Frechet distance", *columns[2:], "top-1 / top-5, %"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
@@ -230,20 +287,30 @@ def main() -> None:
     options = parser.parse_args()
     prepare_heap()
     with told("sweep-private"):
-        study = yaml.safe_load(options.study.read_text(encoding="utf-8"))
-    repeated = set(study.get("repeated", ()))
-    if unknown := repeated - set(study["studies"]):
-        parser.error(f"study: repeated names {', '.join(sorted(unknown))}, which is not under studies; mend the name")
-    options.out.mkdir(parents=True, exist_ok=True)
-    with told("sweep-private"):
-        more = ("studies", "repeats", "repeated")
-        begin_with(options.out, {name: value for name, value in study.items() if name not in more})
-    sweep, report = Sweep(options.data, options.out, study), options.report or options.study.parent
-    base = [sweep.measure(Point((), again)) for again in range(study["repeats"])]
+        sweep_all(options.study, options.data, options.out, options.report or options.study.parent)
+
+
+def sweep_all(file: Path, data: Path, out: Path, report: Path) -> None:
+    """Measure all points of a study.
+
+    Args:
+        file: the study.
+        data: holds the image sets.
+        out: holds what is made.
+        report: for table and charts.
+
+    Raises:
+        InputError: the study, its sets or its settings are not right, or the folder was begun with others.
+    """
+    study = read_yaml(file, Study, "", "a study such as benchmarks/letters-private/study.yaml")
+    out.mkdir(parents=True, exist_ok=True)
+    begin_with(out, study.model_dump(exclude_unset=True, exclude={"studies", "repeats", "repeated"}))
+    sweep = Sweep(data, out, study)
+    base = [sweep.measure(Point((), again)) for again in range(study.repeats)]
     studies: dict[str, list[Json]] = {}
-    for name, points in study["studies"].items():
+    for name, points in study.studies.items():
         studies[name] = []
-        for again in range(study["repeats"] if name in repeated else 1):
+        for again in range(study.repeats if name in study.repeated else 1):
             for point in points:
                 found = sweep.measure(replace(sweep.point(point), again=again))
                 studies[name].append(found | {"settings": point, "again": again})

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import torch
 from charts import chart
-from commands import begin_with, told
+from commands import at_least, begin_with, told
 
 from rapid.bundle import Bundle
 from rapid.data import ImageSet, fit_images, load_images
@@ -56,8 +56,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, metavar="DIR")
     parser.add_argument("--test", type=Path, required=True, metavar="PATH", help="real test images")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--count", type=int, default=8000, help="synthetic images for each point")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=at_least(1), default=8000, help="synthetic images for each point")
+    parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     prepare_heap()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 import torch
 from numpy.typing import ArrayLike
 from prometheus_client.parser import text_string_to_metric_families
@@ -47,6 +51,20 @@ TINY = [
     "generation.attempts=2",
 ]
 """Overrides of the preset `demo`: the smallest networks and a few steps."""
+
+
+def module_of(file: Path) -> ModuleType:
+    """A Python file that no package holds as a module, with what lies beside it within its reach."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # dataclasses look there
+    sys.modules[file.stem] = module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(file.parent))
+        spec.loader.exec_module(module)
+    return module
 
 
 def whole(loss: Callable[[torch.Generator], Tensor]) -> Loss:

@@ -13,6 +13,7 @@ Row i of the three files is record i. This package knows nothing of ``rapid``, t
 from .clustering import cluster_centres
 from .errors import CorruptKnowledgeBase, ForeignKnowledgeBase, KnowledgeBaseError
 from .gpu import move_to_gpu
+from .key_writer import check_index_type
 from .keys import Neighbours, load_faiss
 from .knowledge_base import KnowledgeBase
 from .manifest import Manifest
@@ -26,6 +27,7 @@ __all__ = [
     "KnowledgeBaseWriter",
     "Manifest",
     "Neighbours",
+    "check_index_type",
     "cluster_centres",
     "load_faiss",
     "move_to_gpu",

@@ -29,6 +29,19 @@ def list_count(size: int) -> int:
     return max(1, min(int(4 * size**0.5), size // KEYS_OF_A_LIST))
 
 
+def check_index_type(index_type: IndexType) -> None:
+    """Raise what a writer of such an index would, before there are keys to write.
+
+    Args:
+        index_type: ``flat``, ``hnsw`` or ``ivf``.
+
+    Raises:
+        KnowledgeBaseError: faiss is not installed, or writes a format that is not known here.
+
+    """
+    KeyWriter(index_type, key_dim=1)
+
+
 class KeyWriter:
     """Puts keys into a faiss index file batch by batch.
 
@@ -58,6 +71,9 @@ class KeyWriter:
         self._flat = index_type == "flat"
         if self._flat:
             self._check_format()
+        elif index_type == "ivf":
+            # now, and not after the hours in which the keys are made
+            _lists_header(self._inverted(1), np.zeros(1, np.int64))
         elif index_type == "hnsw":
             self._graph = faiss.IndexHNSWFlat(key_dim, HNSW_LINKS)
             self._graph.hnsw.efConstruction = HNSW_CONSTRUCTION
@@ -133,7 +149,7 @@ class KeyWriter:
 
     def _fitted(self) -> Any:
         """An ivf index without keys whose clusters are fitted to a random sample."""
-        faiss, lists = load_faiss(), list_count(self.size)
+        lists = list_count(self.size)
         # equal keys make equal files: the draw is fixed
         wanted = min(self.size, max(TRAINING_KEYS, KEYS_OF_A_LIST * lists))
         rows = np.sort(np.random.default_rng(0).choice(self.size, wanted, replace=False, shuffle=False))
@@ -141,10 +157,15 @@ class KeyWriter:
         for start, keys in self._blocks():
             first, last = np.searchsorted(rows, (start, start + len(keys)))
             sample[first:last] = keys[rows[first:last] - start]
-        index = faiss.IndexIVFFlat(faiss.IndexFlatL2(self._key_dim), self._key_dim, lists, faiss.METRIC_L2)
+        index = self._inverted(lists)
         index.cp.min_points_per_centroid = 1  # else faiss prints a warning for fewer than 39 keys
         index.train(sample)
         return index
+
+    def _inverted(self, lists: int) -> Any:
+        """An ivf index whose clusters are not fitted."""
+        faiss = load_faiss()
+        return faiss.IndexIVFFlat(faiss.IndexFlatL2(self._key_dim), self._key_dim, lists, faiss.METRIC_L2)
 
     def _write_lists(self) -> None:
         """Write the ivf index: its header, the length of each list, and of each list its keys and their records."""

@@ -7,16 +7,13 @@ any case. `examples/policy.yaml` explains each setting.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rapid.dp.releases import MIN_DELTA
-from rapid.errors import InputError
-from rapid.parsing import parse_yaml
+from rapid.parsing import read_yaml
 
 EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
 """Numbers such as 1e-5, which YAML 1.1 takes for text."""
@@ -123,20 +120,10 @@ class Policy(_Part):
     signature: bool = True
     valid_days: int = Field(365, ge=1, le=3650)
 
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key that stands twice is an error: the second would silently win."""
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
-    names: list[Any] = [loader.construct_object(key, deep=True) for key, _ in node.value]
-    for name in names:
-        if names.count(name) > 1:
-            raise yaml.constructor.ConstructorError(problem=f"'{name}' stands twice")
-    return loader.construct_mapping(node, deep=True)
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+    @model_validator(mode="before")
+    @classmethod
+    def _exponents(cls, content: Any) -> Any:
+        return _with_exponents(content)
 
 
 def read_policy(path: Path, field: str = "policy") -> Policy:
@@ -149,27 +136,7 @@ def read_policy(path: Path, field: str = "policy") -> Policy:
     Raises:
         InputError: it cannot be read, or has an unknown setting, one that stands twice, or a bad value.
     """
-    try:
-        # a safe loader: it makes plain objects only
-        content = parse_yaml(path.read_text(encoding="utf-8"), _Loader)
-    except OSError as error:
-        raise InputError(field, f"cannot be read ({error.strerror}); give a YAML file", path) from None
-    except UnicodeDecodeError:
-        raise InputError(field, "is not a text file; give a YAML file", path) from None
-    except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or " ".join(map(str, error.args)) or "a character is not allowed"
-        raise InputError(field, f"is not valid YAML: {problem}", path) from None
-    if content is None:
-        content = {}
-    if not isinstance(content, dict):
-        raise InputError(field, "must hold settings such as max_epsilon: 1", path)
-    try:
-        return Policy.model_validate(_with_exponents(content))
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        what = "there is no such setting" if first["type"] == "extra_forbidden" else first["msg"]
-        raise InputError(field, f"{name}: {what}", path) from None
+    return read_yaml(path, Policy, field, "settings such as max_epsilon: 1")
 
 
 def _with_exponents(value: Any) -> Any:

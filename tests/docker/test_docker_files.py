@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
 import re
 import shutil
@@ -22,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rapid_server.auth import OPEN_PATHS
 from rapid_server.metrics import Metrics
 from rapid_server.settings import ServerSettings
+from tests_support import module_of
 
 from rapid.pictures import encode_png
 
@@ -96,12 +96,7 @@ def help_of_serve() -> str:
 
 @pytest.fixture(scope="module")
 def replicas() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("replicas", ROOT / "scripts" / "replicas.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["replicas"] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+    return module_of(ROOT / "scripts" / "replicas.py")
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
@@ -366,10 +361,14 @@ class TestReplicas:
             replicas.derive("http {}", tmp_path, 8123, [])
 
     def test_no_nginx_is_one_clear_line(
-        self, replicas: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self,
+        replicas: ModuleType,
+        private_bundle: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
         monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-        monkeypatch.setattr(sys, "argv", ["replicas", "--model", "nowhere"])
+        monkeypatch.setattr(sys, "argv", ["replicas", "--model", str(private_bundle)])
         assert replicas.main() == 2
         assert capsys.readouterr().err == "replicas: nginx is not installed: apt install nginx-light\n"
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ import torch.distributed as dist
 from scipy import stats
 from tests_process import wait_for
 from tests_ranks import ends_of, torchrun, two_ranks
+from tests_support import module_of
 
 from rapid.bundle import Bundle
 from rapid.dp import PublicFacts, Ranks, calibrate, default_delta
@@ -33,15 +32,6 @@ PROGRAM = Path(__file__).with_name("rank_program.py")
 Result = dict[str, Any]
 
 
-def load_program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("rank_program", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
     """What two ranks computed."""
@@ -54,7 +44,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
 
 def test_the_sums_of_the_ranks_add_up_to_that_of_one_process(results: list[Result]) -> None:
     assert [result["count"] for result in results] == [2, 2]
-    alone = load_program().sum_of_batch(Ranks())
+    alone = module_of(PROGRAM).sum_of_batch(Ranks())
     for result in results:
         torch.testing.assert_close(result["sum"], alone, rtol=1e-4, atol=1e-6)
     assert torch.equal(results[0]["sum"], results[1]["sum"])

@@ -181,6 +181,18 @@ def test_without_faiss_one_line_says_what_to_install(monkeypatch):
     rapid_index.keys.load_faiss.cache_clear()
 
 
+@pytest.mark.parametrize("index_type", ["flat", "ivf"])
+def test_a_format_that_faiss_changed_is_told_before_there_are_keys(index_type, monkeypatch):
+    import faiss
+
+    rapid_index.check_index_type(index_type)
+    plain = faiss.serialize_index
+    monkeypatch.setattr(faiss, "serialize_index", lambda index: np.append(plain(index), np.uint8(0)))
+    with pytest.raises(KnowledgeBaseError, match="or use hnsw"):
+        rapid_index.check_index_type(index_type)
+    rapid_index.check_index_type("hnsw")
+
+
 def test_lists_grow_with_the_size_and_probes_with_the_lists():
     counts = [rapid_index.key_writer.list_count(size) for size in (1, 38, 1000, 10**4, 10**6, 10**7)]
     assert counts == [1, 1, 25, 256, 4000, 12649]

@@ -24,11 +24,15 @@ def failed(script: str, *arguments: object) -> str:
     ("script", "arguments", "words"),
     [
         ("sweep_sampling.py", "--model {no} --test {digits} --out {out}", "sweep-sampling: --model {no}: is not a fo"),
-        ("sweep_private.py", "{no} --data {no}", "sweep-private: {no}: No such file"),
+        ("sweep_private.py", "{no} --data {no}", "sweep-private: {no}: cannot be read (No such file"),
         ("export_networks.py", "--base {no} --out {out} --card {no}", "export-networks: --base {no}: is not a folder"),
         ("export_networks.py", "--base {base} --out {out} --card {no}", "export-networks: {no}: No such file"),
         ("export_networks.py", "--base {base} --out {digits} --card {digits}", "--card {digits}: is no text"),
         ("bench_dp_step.py", "--device nope", "bench-dp-step: --device nope: "),
+        ("soak.py", "--model {no}", "soak: --model {no}: is not a folder"),
+        ("replicas.py", "--model {no}", "replicas: --model {no}: is not a folder"),
+        ("replicas.py", "--model {no} --out {base}", "replicas: --out {base}: is a folder"),
+        ("bench_serve.py", "--model {no}", "bench-serve: --model {no}: is not a folder"),
     ],
 )
 def test_one_line(script: str, arguments: str, words: str, digits: Path, public_bundle: Path, tmp_path: Path) -> None:
@@ -36,6 +40,52 @@ def test_one_line(script: str, arguments: str, words: str, digits: Path, public_
     told = failed(script, *arguments.format(**places).split())
     assert told.count("\n") == 1
     assert words.format(**places) in told
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "words"),
+    [
+        ("soak.py", "--model no --minutes 0", "argument --minutes: must be at least 0.05"),
+        ("replicas.py", "--model no --requests nan", "argument --requests: invalid int value: 'nan'"),
+        ("replicas.py", "--model no --seconds inf", "argument --seconds: must be at least 0.5, and finite: inf"),
+    ],
+)
+def test_numbers_that_measure_nothing(script: str, arguments: str, words: str) -> None:
+    assert words in failed(script, *arguments.split()).splitlines()[-1]
+
+
+STUDY = """
+preset: letters-mnist
+public: [digits]
+private: digits
+epsilon: 8
+images: 60
+studies: {few: [[generation.steps=4]]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("epsilon: 8", "", "epsilon: Field required"),
+        ("epsilon: 8", "epsilon: 0", "epsilon: Input should be greater than 0"),
+        ("epsilon: 8", "repeated: [many]", "repeated names many"),
+        ("images: 60", "images: 60\nimages: 70", "'images' stands twice"),
+        ("images: 60", "images: 60\nimage: 70", "image: there is no such setting"),
+        ("[digits]", "[letters]", "--data {data}: has no letters.npz"),
+        ("steps=4", "steps=0", "generation.steps"),
+        (STUDY, "[1, 2]", "must hold a study such as"),
+        (STUDY, "a: b: c", "is not valid YAML"),
+    ],
+)
+def test_a_study_that_is_none(old: str, new: str, words: str, digits: Path, tmp_path: Path) -> None:
+    """Told before anything is trained."""
+    study, data = tmp_path / "study.yaml", digits.parent
+    assert digits.name == "digits.npz"
+    study.write_text(STUDY.replace(old, new) + ("epsilon: 8\n" if "many" in new else ""))
+    told = failed("sweep_private.py", study, "--data", data, "--out", tmp_path / "out")
+    assert told.count("\n") == 1
+    assert words.format(data=data) in told
 
 
 def test_figures_keep_their_arguments(digits: Path, private_bundle: Path, tmp_path: Path) -> None:

@@ -47,4 +47,4 @@ def test_both_commands_are_measured_and_too_much_is_a_failure(tmp_path: Path) ->
 def test_too_few_images(tmp_path: Path) -> None:
     refused = measure(tmp_path, "--images", "99")
     assert refused.returncode == 2
-    assert "--images must be at least 100" in refused.stderr
+    assert "argument --images: must be at least 100" in refused.stderr

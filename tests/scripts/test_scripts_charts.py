@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from tests_support import module_of
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture(scope="module")
 def chart():
-    spec = importlib.util.spec_from_file_location("charts", SCRIPTS / "charts.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["charts"] = module
-    spec.loader.exec_module(module)
-    return module.chart
+    return module_of(SCRIPTS / "charts.py").chart
 
 
 def test_a_chart_shows_its_lines_and_columns(chart) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from tests_support import module_of
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -30,13 +29,7 @@ OURS = {
 
 @pytest.fixture(scope="module")
 def estimate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("estimate_times", ROOT / "scripts" / "estimate_times.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["estimate_times"] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_of(ROOT / "scripts" / "estimate_times.py")
 
 
 def test_every_preset_of_a_papers_size_is_listed(estimate: ModuleType) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ from types import ModuleType
 import httpx
 import pytest
 from PIL import Image
+from tests_support import module_of
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "soak.py"
@@ -21,14 +21,7 @@ SCRIPT = ROOT / "scripts" / "soak.py"
 
 @pytest.fixture(scope="module")
 def soak() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("soak", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPT.parent))
-        spec.loader.exec_module(module)
-    return module
+    return module_of(SCRIPT)
 
 
 def test_a_short_one(private_bundle: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rapid_index import KnowledgeBase, KnowledgeBaseError, load_faiss
+from rapid_index import KnowledgeBase, KnowledgeBaseError, check_index_type
 from torch import Tensor
 
 from rapid.bundle import Bundle, Thumbnails
@@ -62,13 +62,13 @@ def train_public(builder: BundleBuilder, public: PublicImages, settings: RapidSe
         settings: the public sections are used.
 
     Raises:
-        InputError: too few images, or faiss is missing.
+        InputError: too few images, or faiss is missing or of a version that is not known.
         Stopped: a stop was requested; the state is saved.
     """
     if settings.retrieval.enabled:
         try:
             # fail now, not after half an hour of training
-            load_faiss()
+            check_index_type(settings.knowledge_base.index_type)
         except KnowledgeBaseError as error:
             raise InputError("", str(error)) from None
     pre, reference = split_indices(len(public.images), settings.split)
