@@ -25,7 +25,7 @@ from rapid_server.encoder import Encoder
 from rapid_server.engine import Engine
 from rapid_server.exception_handlers import CatchExceptions, add_exception_handlers
 from rapid_server.generation import EndJobs, generation_router, while_connected
-from rapid_server.headers import AddSecurityHeaders
+from rapid_server.headers import AddSecurityHeaders, AnswerHead
 from rapid_server.limits import LimitBody, LimitHead
 from rapid_server.logs import LogRequests
 from rapid_server.metrics import CountRequests, Metrics
@@ -112,6 +112,7 @@ def _add_middleware(app: FastAPI, settings: ServerSettings, metrics: Metrics) ->
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
             expose_headers=["X-Rapid-Seed", "X-Rapid-Model", "X-Rapid-Epsilon", "X-Rapid-Delta", "Retry-After"],
         )
+    app.add_middleware(AnswerHead)
     app.add_middleware(LimitHead)
     app.add_middleware(RejectExcessConnections)
     app.add_middleware(AddSecurityHeaders)

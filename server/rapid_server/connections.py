@@ -27,6 +27,8 @@ SPARE = 64
 EXCESS_SECONDS = 2.0
 """What a connection beyond the limit has for its request."""
 _EXCESS = "excess_connection"
+_STILL_ANSWERED = "/healthz"
+"""Beyond the limit, too: who asks would restart a server that has much to do."""
 
 
 def uvicorn_config(app: ASGIApp, max_connections: int, grace_seconds: float) -> uvicorn.Config:
@@ -218,14 +220,14 @@ class _CountingTransport:
 
 
 class RejectExcessConnections:
-    """ASGI middleware: responds 503 on a connection beyond the limit, and closes it."""
+    """ASGI middleware: responds 503 on a connection beyond the limit, but to `/healthz`, and closes it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or reject it."""
-        if not scope.get("state", {}).get(_EXCESS):
+        if not scope.get("state", {}).get(_EXCESS) or scope.get("path") == _STILL_ANSWERED:
             await self._app(scope, receive, send)
             return
         headers = {"Retry-After": str(RETRY_SECONDS), "Connection": "close"}

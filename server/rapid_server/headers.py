@@ -1,4 +1,4 @@
-"""Security headers: the browser itself loads nothing from other origins and runs only our own scripts."""
+"""Headers: those of security, by which the browser runs only our own scripts, and answers that are headers alone."""
 
 from __future__ import annotations
 
@@ -30,3 +30,14 @@ class AddSecurityHeaders:
             await send(message)
 
         await self._app(scope, receive, add_headers if scope["type"] == "http" else send)
+
+
+class AnswerHead:
+    """ASGI middleware: `HEAD` is answered as `GET` (RFC 9110, section 9.3.2); the protocol leaves out the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        await self._app({**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope, receive, send)

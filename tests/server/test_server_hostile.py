@@ -126,6 +126,19 @@ def test_methods(served: Served, method: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "path", ["/", "/info", "/healthz", "/metrics", "/openapi.json", "/static/page.js", "/generate"]
+)
+def test_head_is_get_without_the_body(served: Served, path: str) -> None:
+    """RFC 9110, section 9.3.2; also of what is not allowed."""
+    got, head = (served.client.request(method, path) for method in ("GET", "HEAD"))
+    assert head.status_code == got.status_code == (405 if path == "/generate" else 200)
+    assert head.content == b""
+    volatile = ("content-length", "date", "x-request-id")
+    first, second = ({n: v for n, v in one.headers.items() if n not in volatile} for one in (got, head))
+    assert first == second
+
+
+@pytest.mark.parametrize(
     ("body", "status"),
     [
         (b"[" * 500_000, 422),
