@@ -14,12 +14,13 @@ models.py              the models by name, and their descriptions
 encoder.py             PNGs on all cores, off the event loop
 engine.py              the thread that owns the models, and the queue of requests
 worker.py              one model: requests in, steps, images out
+device.py              whether a device still computes
 scheduler.py           which requests take part in the next step
 connections.py         timeouts and limits of HTTP connections
 auth.py                bearer tokens
 limits.py              maximum sizes of a request's head and body
 rejection.py           responses that are sent before the body was read
-headers.py             security headers
+headers.py             security headers, and answers to HEAD
 problems.py            the body of an error, in two forms
 exception_handlers.py  a plain response for each exception; tracebacks go to the log
 logs.py                log format, and one line per request

@@ -12,6 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rapid.errors import InputError
 from rapid_server import negotiate, responses, schemas
 from rapid_server.encoder import Encoder
 from rapid_server.engine import Engine, Job
@@ -21,15 +22,16 @@ from rapid_server.worker import ImageDone
 
 Result = TypeVar("Result")
 
-COLLECTED: dict[str, Callable[[Encoder, Model, Job, list[ImageDone]], Awaitable[Response]]] = {
+COLLECTED: dict[str, Callable[[responses.Reply, list[ImageDone]], Awaitable[Response]]] = {
     responses.JSON: responses.as_json,
     responses.PNG: responses.as_png,
 }
-STREAMED: dict[str, Callable[[Encoder, Model, Job], AsyncIterator[bytes]]] = {
+STREAMED: dict[str, Callable[[responses.Reply], AsyncIterator[bytes]]] = {
     responses.ZIP: responses.as_zip,
     responses.LINES: responses.as_lines,
     responses.EVENTS: responses.as_events,
 }
+WITH_SOFT_LABELS = (responses.JSON, responses.LINES, responses.EVENTS)
 _JOB = "job"
 STATUSES = {
     401: "No token, or an unknown one",
@@ -71,19 +73,30 @@ def generation_router(models: ModelRegistry, engine: Engine, encoder: Encoder, l
             raise HTTPException(406, "Accept: can be " + ", ".join(offered))
         body = await read_body(request, schemas.GenerateRequest, limits)
         model = models.generator(body.model)
+        if body.soft_labels:
+            _check_soft_labels(model, media_type)
         labels = None if body.labels is None else model.resolve(body.labels)
         job = engine.submit(model.name, body.count, labels, body.seed, body.steps, client=client_of(request))
         attach(request, job)
+        reply = responses.Reply(encoder, model, job, body.soft_labels)
         if media_type in COLLECTED:
             images = await collect(request, job)
-            return await COLLECTED[media_type](encoder, model, job, images)
+            return await COLLECTED[media_type](reply, images)
         # proxies must neither store nor buffer the stream
         head = responses.headers(model, job) | {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         if media_type == responses.ZIP:
             head["Content-Disposition"] = f'attachment; filename="{responses.zip_name(model, job)}"'
-        return StreamingResponse(_yielding(STREAMED[media_type](encoder, model, job)), 200, head, media_type)
+        return StreamingResponse(_yielding(STREAMED[media_type](reply)), 200, head, media_type)
 
     return router
+
+
+def _check_soft_labels(model: Model, media_type: str) -> None:
+    """Raise InputError if there are none, or the response has no room for them."""
+    if not model.probed:
+        raise InputError("soft_labels", f"{model.name} has no probe, or takes images as drawn; leave it out")
+    if media_type not in WITH_SOFT_LABELS:
+        raise InputError("soft_labels", f"{media_type} has none; send Accept: {' or '.join(WITH_SOFT_LABELS)}")
 
 
 class EndJobs:

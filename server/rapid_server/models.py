@@ -28,6 +28,7 @@ class Model:
     Attributes:
         name: as given.
         classifies: whether it is a classifier.
+        probed: whether a probe knows the probabilities of the classes of each image.
         classes: names of the classes; empty for an unconditional model.
         image_shape: (H, W) or (H, W, 3).
         privacy: content of `privacy.json`; None for a public bundle.
@@ -40,6 +41,7 @@ class Model:
     def __init__(self, name: str, served: Generator | Classifier, max_steps: int) -> None:
         self.name = name
         self.classifies = isinstance(served, Classifier)
+        self.probed = not isinstance(served, Classifier) and served.attempts > 1
         self.classes = served.classes
         self.image_shape = served.image_shape
         self.privacy: dict[str, Any] | None = served.bundle.privacy

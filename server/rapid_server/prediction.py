@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from rapid.sampling.classifier import read_png
 from rapid_server import responses, schemas
+from rapid_server.device import answers
 from rapid_server.engine import ClientFullError, EngineFailedError, EngineFullError, EngineStoppedError
 from rapid_server.generation import STATUSES, client_of, read_body, while_connected
 from rapid_server.models import Model, ModelRegistry
 from rapid_server.problems import Refusal, problems
-from rapid_server.worker import answers
 
 if TYPE_CHECKING:
     from rapid.sampling.classifier import Classifier

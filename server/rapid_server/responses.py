@@ -12,6 +12,7 @@ import json
 import re
 import zipfile
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -34,6 +35,23 @@ LINES = "application/x-ndjson"
 EVENTS = "text/event-stream"
 
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a response with images is made of.
+
+    Attributes:
+        encoder: makes the PNGs.
+        model: which makes the images.
+        job: gives them.
+        soft_labels: whether the probabilities of the classes are told with each image.
+    """
+
+    encoder: Encoder
+    model: Model
+    job: Job
+    soft_labels: bool = False
 
 
 def headers(model: Model, job: Job) -> dict[str, str]:
@@ -72,18 +90,20 @@ async def base64_pngs(encoder: Encoder, model: Model, images: list[ImageDone]) -
     return await encoder.map(partial(base64_png, model), [one.image for one in images])
 
 
-async def as_json(encoder: Encoder, model: Model, job: Job, images: list[ImageDone]) -> Response:
+async def as_json(reply: Reply, images: list[ImageDone]) -> Response:
     """One JSON object; see `schemas.GenerateResponse`."""
-    contents = await base64_pngs(encoder, model, images)
+    contents = await base64_pngs(reply.encoder, reply.model, images)
     # also off the event loop: of thousands of images it is megabytes
-    return await asyncio.to_thread(_json_response, model, job, images, contents)
+    return await asyncio.to_thread(_json_response, reply, images, contents)
 
 
-def _json_response(model: Model, job: Job, images: list[ImageDone], contents: list[str]) -> Response:
+def _json_response(reply: Reply, images: list[ImageDone], contents: list[str]) -> Response:
+    model, job = reply.model, reply.job
     content: dict[str, Any] = {
         "images": contents,
         "labels": class_names(model, job),
         "entries": [_record(one) for one in images],
+        "soft_labels": [_soft_label(one) for one in images] if reply.soft_labels else None,
         "seed": job.request.seed,
         "model": model.name,
         "privacy": model.privacy,
@@ -91,35 +111,36 @@ def _json_response(model: Model, job: Job, images: list[ImageDone], contents: li
     return Response(json.dumps(content), media_type=JSON, headers=headers(model, job))
 
 
-async def as_png(encoder: Encoder, model: Model, job: Job, images: list[ImageDone]) -> Response:
+async def as_png(reply: Reply, images: list[ImageDone]) -> Response:
     """One PNG: the image, or a grid of several images."""
     sheet = images[0].image
     if len(images) > 1:
         sheet = await asyncio.to_thread(lambda: grid(np.stack([one.image for one in images])))
-    (content,) = await encoder.map(partial(png, model), [sheet])
-    return Response(content, media_type=PNG, headers=headers(model, job))
+    (content,) = await reply.encoder.map(partial(png, reply.model), [sheet])
+    return Response(content, media_type=PNG, headers=headers(reply.model, reply.job))
 
 
-async def as_lines(encoder: Encoder, model: Model, job: Job) -> AsyncIterator[bytes]:
+async def as_lines(reply: Reply) -> AsyncIterator[bytes]:
     """One JSON object per line: the start, each image when it is finished, the end."""
-    async for _, content in _events(encoder, model, job):
+    async for _, content in _events(reply):
         yield json.dumps(content).encode() + b"\n"
 
 
-async def as_events(encoder: Encoder, model: Model, job: Job) -> AsyncIterator[bytes]:
+async def as_events(reply: Reply) -> AsyncIterator[bytes]:
     """The same as server-sent events, named by their `type`."""
-    async for name, content in _events(encoder, model, job):
+    async for name, content in _events(reply):
         yield f"event: {name}\ndata: {json.dumps(content)}\n\n".encode()
 
 
-async def as_zip(encoder: Encoder, model: Model, job: Job) -> AsyncIterator[bytes]:
+async def as_zip(reply: Reply) -> AsyncIterator[bytes]:
     """A zip of PNGs in order, named by place and class: `00000-a.png`, ..."""
+    model, job = reply.model, reply.job
     names = class_names(model, job)
     pipe = _Pipe()
     # a file without `seek`: zipfile then writes a stream
     with zipfile.ZipFile(pipe, "w", zipfile.ZIP_STORED) as archive:
         async for ready in _in_order(job):
-            contents = await encoder.map(partial(png, model), [one.image for one in ready])
+            contents = await reply.encoder.map(partial(png, model), [one.image for one in ready])
             for one, content in zip(ready, contents, strict=True):
                 name = names[one.place]
                 stem = f"{one.place:05d}" if name is None else f"{one.place:05d}-{file_name(name)}"
@@ -139,17 +160,20 @@ def file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:60] or "_"
 
 
-async def _events(encoder: Encoder, model: Model, job: Job) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+async def _events(reply: Reply) -> AsyncIterator[tuple[str, dict[str, Any]]]:
     """The objects of a stream, each with its type."""
+    model, job = reply.model, reply.job
     names, done, count = class_names(model, job), 0, job.request.count
     start = {"seed": job.request.seed, "count": count, "model": model.name, "privacy": model.privacy}
     yield "start", {"type": "start"} | start
     try:
         async for batch in job:
-            contents = await base64_pngs(encoder, model, batch)
+            contents = await base64_pngs(reply.encoder, model, batch)
             for one, content in zip(batch, contents, strict=True):
                 done += 1
                 image = {"type": "image", "index": one.place, "label": names[one.place], "entry": _record(one)}
+                if reply.soft_labels:
+                    image["soft_label"] = _soft_label(one)
                 yield "image", image | {"done": done, "count": count, "image": content}
                 job.sent = done
     except RapidError as error:
@@ -162,6 +186,12 @@ async def _events(encoder: Encoder, model: Model, job: Job) -> AsyncIterator[tup
 
 def _record(one: ImageDone) -> int | None:
     return one.record if one.record >= 0 else None
+
+
+def _soft_label(one: ImageDone) -> list[float]:
+    assert one.probabilities is not None
+    # the shortest text of the same float32
+    return [float(str(chance)) for chance in one.probabilities]
 
 
 async def _in_order(job: Job) -> AsyncIterator[list[ImageDone]]:

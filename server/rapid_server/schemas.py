@@ -10,6 +10,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    StrictBool,
     StrictInt,
     StrictStr,
     ValidationError,
@@ -74,6 +75,10 @@ class GenerateRequest(BaseModel):
         Annotated[StrictInt, Field(ge=1)] | None,
         Field(description="sampling steps: more are slower, and up to a point better; null: the model's default"),
     ] = None
+    soft_labels: Annotated[
+        StrictBool,
+        Field(description="also the probabilities of the classes by the model's probe; as JSON, lines or events"),
+    ] = False
 
     @field_validator("count", "steps")
     @classmethod
@@ -204,6 +209,9 @@ class GenerateResponse(BaseModel):
     labels: list[str | None] = Field(description="class of each image; null if the model has no classes")
     entries: list[int | None] = Field(
         description="knowledge base record that each image started from, for `GET /entries/{entry}`; null: noise alone"
+    )
+    soft_labels: list[list[float]] | None = Field(
+        description="probabilities of the classes, in the order of `GET /info`, for each image; null: not asked for"
     )
     seed: int = Field(ge=0, lt=_INT64_END, description="use it again to get the same images")
     model: str

@@ -13,6 +13,7 @@ import torch
 
 from rapid.sampling.acceptance import AcceptanceRate
 from rapid.sampling.generate import generate, make_request
+from rapid_server.device import answers
 from rapid_server.scheduler import SMALL, Costs, Load, Turns, largest_peer, share
 
 if TYPE_CHECKING:
@@ -48,14 +49,6 @@ DECODER_WAIT = 3
 """but for this many steps at most, and not if few rows are in flight or a request waits for nothing else."""
 
 
-def answers(device: torch.device) -> bool:
-    """Whether a device still computes: after an illegal access to its memory a GPU does not, for this process."""
-    try:
-        return float(torch.ones(1, device=device).sum()) == 1
-    except RuntimeError:
-        return False
-
-
 class ImageDone(NamedTuple):
     """A finished image of a request."""
 
@@ -64,6 +57,8 @@ class ImageDone(NamedTuple):
     """(H, W) or (H, W, 3)."""
     record: int
     """Knowledge base record that it started from; -1 if it started from noise."""
+    probabilities: NDArray[np.float32] | None
+    """Of the classes, by the probe, (classes,); None without one."""
 
 
 class Step(NamedTuple):
@@ -393,7 +388,9 @@ class Worker:
             found = None if probabilities is None else probabilities[part]
             accepted = portion.request.offer(numbers, images[part], found)
             records = portion.progress.records
-            images_done = [ImageDone(one.place, one.image, records[one.candidate]) for one in accepted]
+            images_done = [
+                ImageDone(one.place, one.image, records[one.candidate], one.probabilities) for one in accepted
+            ]
             done.append((portion.request, images_done))
             first = part.stop
         return done

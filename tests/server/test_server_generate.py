@@ -37,8 +37,9 @@ def test_json_answer(client: httpx.Client, generator: Generator) -> None:
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
     answer = response.json()
-    assert set(answer) == {"images", "labels", "entries", "seed", "model", "privacy"}
+    assert set(answer) == {"images", "labels", "entries", "soft_labels", "seed", "model", "privacy"}
     assert answer["labels"] == ["7", "1", "0"]
+    assert answer["soft_labels"] is None
     assert answer["seed"] == 5
     assert answer["model"] == generator.bundle.path.name
     assert answer["privacy"] == generator.bundle.privacy

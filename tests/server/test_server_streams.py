@@ -268,3 +268,29 @@ def test_the_probe_chooses(application: Any, private_bundle: Path, serving: Any)
     for text, image in zip(taken["images"], expected, strict=True):
         assert_same_images(pixels(text), image)
     assert len(filled["images"]) == 4
+
+
+def test_soft_labels(application: Any, private_bundle: Path, serving: Any) -> None:
+    """Those of the command line, in each form that has room for them."""
+    probed = open_generator(private_bundle, "cpu")
+    asked = {"count": 5, "seed": 9, "soft_labels": True}
+    expected = generate(probed, 5, seed=9, soft_labels=True).soft_labels
+    assert expected is not None
+    with serving(application({"probed": probed})) as client:
+        collected = client.post("/generate", json=asked).json()
+        np.testing.assert_allclose(collected["soft_labels"], expected, atol=1e-5)
+        with_lines = client.post("/generate", json=asked, headers={"Accept": "application/x-ndjson"}).text.splitlines()
+        images = sorted(map(json.loads, with_lines[1:-1]), key=lambda one: one["index"])
+        assert [one["soft_label"] for one in images] == collected["soft_labels"]
+        assert client.post("/generate", json={"count": 1, "seed": 9}).json()["soft_labels"] is None
+        for accept in ("image/png", "application/zip"):
+            refused = client.post("/generate", json=asked, headers={"Accept": accept})
+            assert refused.status_code == 422
+            assert refused.json()["detail"].startswith(f"soft_labels: {accept} has none; send Accept: application/json")
+        assert client.post("/generate", json=asked | {"soft_labels": 1}).status_code == 422
+
+
+def test_soft_labels_without_a_probe(client: httpx.Client) -> None:
+    refused = client.post("/generate", json={"count": 1, "soft_labels": True})
+    assert refused.status_code == 422
+    assert "has no probe" in refused.json()["detail"]
