@@ -116,8 +116,8 @@ def generate_together(
     def checked() -> Request | None:
         if not ranks.first:
             return None
-        if soft_labels and generator.attempts == 1:
-            raise InputError("soft_labels", "the model has no probe, or generation.attempts is 1; leave it out")
+        if soft_labels and not generator.probed:
+            raise InputError("soft_labels", "the model has no probe; leave it out")
         return make_request(generator, count, labels, seed, steps)
 
     request = ranks.all_or_none(checked)

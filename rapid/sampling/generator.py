@@ -98,7 +98,12 @@ class Sampler(Protocol):
 
     @property
     def attempts(self) -> int:
-        """Candidates per image, at most and on average; 1 if `label` returns None."""
+        """Candidates per image, at most and on average; 1 if every candidate is an image, and without a probe."""
+        ...
+
+    @property
+    def probed(self) -> bool:
+        """Whether there is a probe, so that `label` and `finish` give probabilities."""
         ...
 
     @property

@@ -16,6 +16,7 @@ class WithoutProbe(ABC):
     """Part of `rapid.sampling.generator.Sampler`: every candidate is an image, and none has a record."""
 
     attempts = 1
+    probed = False
     confidence = 0.0
     records = 0
 

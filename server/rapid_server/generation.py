@@ -94,7 +94,7 @@ def generation_router(models: ModelRegistry, engine: Engine, encoder: Encoder, l
 def _check_soft_labels(model: Model, media_type: str) -> None:
     """Raise InputError if there are none, or the response has no room for them."""
     if not model.probed:
-        raise InputError("soft_labels", f"{model.name} has no probe, or takes images as drawn; leave it out")
+        raise InputError("soft_labels", f"{model.name} has no probe; leave it out")
     if media_type not in WITH_SOFT_LABELS:
         raise InputError("soft_labels", f"{media_type} has none; send Accept: {' or '.join(WITH_SOFT_LABELS)}")
 

@@ -41,7 +41,7 @@ class Model:
     def __init__(self, name: str, served: Generator | Classifier, max_steps: int) -> None:
         self.name = name
         self.classifies = isinstance(served, Classifier)
-        self.probed = not isinstance(served, Classifier) and served.attempts > 1
+        self.probed = not isinstance(served, Classifier) and served.probed
         self.classes = served.classes
         self.image_shape = served.image_shape
         self.privacy: dict[str, Any] | None = served.bundle.privacy

@@ -75,9 +75,8 @@ def test_soft_labels_from_the_model_to_the_report(
 def test_soft_labels_that_cannot_be_written(
     private_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for name, told in (("grid.png", "a picture holds none"), ("set.npz", "the model has no probe")):
-        assert generate(private_bundle, tmp_path / name, "--count", "2", "--soft-labels") == 2
-        assert f"--soft-labels: {told}" in capfd.readouterr().err
+    assert generate(private_bundle, tmp_path / "grid.png", "--count", "2", "--soft-labels") == 2
+    assert "--soft-labels: a picture holds none" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -82,8 +82,12 @@ class Closed:
     def decode(self, latents: Tensor) -> NDArray[np.uint8]:
         return latents.clamp(0, 255).byte().numpy()
 
+    @property
+    def probed(self) -> bool:
+        return self.attempts > 1
+
     def label(self, images: NDArray[np.uint8]) -> NDArray[np.float32] | None:
-        if self.attempts == 1:
+        if not self.probed:
             return None
         right = images[:, 0, 1] % self.attempts == 0
         label = np.where(right, images[:, 0, 0], (images[:, 0, 0] + 1) % len(self.classes))
@@ -142,7 +146,7 @@ def test_soft_labels_are_those_of_the_images(count: int, batch: int, attempts: i
 
 def test_without_a_probe_there_are_no_soft_labels() -> None:
     def failed(rank: Ranks) -> bool:
-        with pytest.raises(InputError, match="the model has no probe, or generation"):
+        with pytest.raises(InputError, match="the model has no probe; leave"):
             generate_together(Closed(), rank, 1, soft_labels=True)
         return True
 

@@ -68,6 +68,7 @@ class ClassMeans:
     confidence = 0.0
     batch_size = 64
     records = 0
+    probed = False
 
     def __init__(self, bundle: Bundle, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
         self.bundle, self.classes = bundle, bundle.classes
@@ -128,6 +129,11 @@ def test_one_call_takes_one_step(served: httpx.Client) -> None:
     assert (response.status_code, response.json()) == (422, {"detail": "steps 2: must lie in 1..1"})
     assert served.post("/generate", json={"count": 1, "steps": 1}).status_code == 200
     assert ("rapid_retrieval_seconds_count", "means") not in numbers(served)
+
+
+def test_there_are_no_soft_labels(served: httpx.Client) -> None:
+    response = served.post("/generate", json={"count": 1, "soft_labels": True})
+    assert (response.status_code, response.json()) == (422, {"detail": "soft_labels: means has no probe; leave it out"})
 
 
 def test_there_are_no_records(served: httpx.Client) -> None:

@@ -288,9 +288,3 @@ def test_soft_labels(application: Any, private_bundle: Path, serving: Any) -> No
             assert refused.status_code == 422
             assert refused.json()["detail"].startswith(f"soft_labels: {accept} has none; send Accept: application/json")
         assert client.post("/generate", json=asked | {"soft_labels": 1}).status_code == 422
-
-
-def test_soft_labels_without_a_probe(client: httpx.Client) -> None:
-    refused = client.post("/generate", json={"count": 1, "soft_labels": True})
-    assert refused.status_code == 422
-    assert "has no probe" in refused.json()["detail"]

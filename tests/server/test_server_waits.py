@@ -98,6 +98,6 @@ def test_both_at_once_are_what_they_are_alone(private_bundle: Path) -> None:
     assert chances is not None
     assert expected is not None
     np.testing.assert_allclose(chances, expected, atol=1e-6)
-    unprobed = open_generator(private_bundle, "cpu", ["generation.attempts=1"])
-    assert unprobed.finish(latents)[1] is None
-    assert generate(unprobed, 3, seed=1).images.shape == (3, *unprobed.image_shape)
+    drawn = open_generator(private_bundle, "cpu", ["generation.attempts=1"])
+    np.testing.assert_array_equal(drawn.finish(latents)[1], chances)
+    assert generate(drawn, 3, seed=1).images.shape == (3, *drawn.image_shape)

@@ -81,10 +81,9 @@ class RapidSampler:
 
     Attributes:
         classes: names of the classes; empty for an unconditional model.
-        image_shape: (H, W) or (H, W, 3).
-        latent_shape: (c, h, w).
-        settings: how images are sampled.
-        device: as given.
+        image_shape, latent_shape: (H, W) or (H, W, 3), and (c, h, w).
+        settings, device: as given.
+        probed: whether there is a probe.
         start: timestep at which the late steps start.
         private_from: highest timestep of the bundle's own denoiser.
     """
@@ -103,7 +102,8 @@ class RapidSampler:
         self._denoisers = {PRIVATE: place(parts.denoiser, device), PUBLIC: place(parts.public_denoiser, device)}
         if parts.retrieval is not None:
             parts.retrieval.encoder.to(device)
-        self._probe = None if parts.probe is None or settings.attempts == 1 else place(parts.probe, device)
+        self._probe = None if parts.probe is None else place(parts.probe, device)
+        self.probed = self._probe is not None
         self._class_records = self._records_by_class()
         self._moments = self._class_moments()
         self._tones = None if parts.tones is None else place(parts.tones, device)
