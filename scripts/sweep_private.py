@@ -121,7 +121,9 @@ class Sweep:
             for settings in points:
                 # now, and not after the hours of the points before
                 load_settings(study.preset, [*study.common, *settings])
-        self.private, self.test = self._split()
+        self._file(study.private)
+        self.test = out / "test.npz" if study.test is None else self._file(study.test)
+        self.private = out / "private.npz" if study.test is None else self._file(study.private)
         self._real: tuple[ImageSet, FeatureSpace] | None = None
 
     def point(self, settings: Sequence[str]) -> Point:
@@ -193,12 +195,14 @@ class Sweep:
         accuracy = utility["networks"]["small"]["accuracy"]
         return {"accuracy": accuracy, "frechet": frechet_distance(own, real), **near._asdict()}
 
-    def _split(self) -> tuple[Path, Path]:
-        """The private images, and real ones that no training sees: their own set, or the last of a random order."""
-        if self.study.test is not None:
-            return self._file(self.study.private), self._file(self.study.test)
-        parts = self.out / "private.npz", self.out / "test.npz"
-        if not all(part.exists() for part in parts):
+    def split(self) -> None:
+        """Set aside real images that no training sees, the last of a random order, if there is no set of them.
+
+        Raises:
+            InputError: the private images have no labels, or are too few.
+        """
+        parts = self.private, self.test
+        if self.study.test is None and not all(part.exists() for part in parts):
             images = load_images(self._file(self.study.private), "data")
             if images.labels is None or len(images) <= self.study.held_out:
                 problem = f"has no labels, or no more than the {self.study.held_out} images held out; give another set"
@@ -209,7 +213,6 @@ class Sweep:
                 with replacing(part) as path, path.open("wb") as stream:
                     labels, classes = images.labels[rows], np.array(images.classes)
                     np.savez(stream, images=images.images[rows], labels=labels, classes=classes)
-        return parts
 
     def _file(self, name: str) -> Path:
         """The file of a set."""
@@ -303,9 +306,10 @@ def sweep_all(file: Path, data: Path, out: Path, report: Path) -> None:
         InputError: the study, its sets or its settings are not right, or the folder was begun with others.
     """
     study = read_yaml(file, Study, "", "a study such as benchmarks/letters-private/study.yaml")
+    sweep = Sweep(data, out, study)
     out.mkdir(parents=True, exist_ok=True)
     begin_with(out, study.model_dump(exclude_unset=True, exclude={"studies", "repeats", "repeated"}))
-    sweep = Sweep(data, out, study)
+    sweep.split()
     base = [sweep.measure(Point((), again)) for again in range(study.repeats)]
     studies: dict[str, list[Json]] = {}
     for name, points in study.studies.items():

@@ -59,13 +59,15 @@ def load_images(
     Raises:
         InputError: nothing there, no images, unreadable images, images that do not fit `target`, wrong types, a label
             that is missing or not among `classes`, images without a person where `people` is given, or soft labels
-            that are missing or no probabilities.
+            that are missing or no probabilities, or are read together with `classes`.
         Stopped: a stop was requested.
     """
     if not path.exists():
         raise InputError(field, f"does not exist; give {FORMATS}", path)
     if classes is not None:
         checked(classes, "classes")
+        if soft_labels:
+            raise InputError("soft_labels", "their order is that of the set's classes; leave out them or the classes")
     names = None if classes is None else tuple(classes)
     source = Source(path, field, show_paths, names, people, label_column, target, digests, soft_labels)
     with nullcontext() if show_paths else _quiet():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
     from rapid.bundle import Bundle
 
-BATCH = 256
-"""Images that a network classifies at a time."""
+BATCH, PIXELS = 256, 1 << 21
+"""Images that a network classifies at a time, at most, and their pixels."""
 LARGEST_SIDE = 2048
 """Most pixels of a side of an image that is scaled down to the model's size."""
 
@@ -86,9 +87,10 @@ class NetworkClassifier:
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """See `Classifier`."""
         found = np.empty((len(images), len(self.classes)), np.float32)
-        for start in range(0, len(images), BATCH):
-            logits = self._network(to_unit_range(images[start : start + BATCH], self.device))
-            found[start : start + BATCH] = logits.double().softmax(1).float().cpu().numpy()
+        count = max(1, min(BATCH, PIXELS // math.prod(self.image_shape[:2])))
+        for start in range(0, len(images), count):
+            logits = self._network(to_unit_range(images[start : start + count], self.device))
+            found[start : start + count] = logits.double().softmax(1).float().cpu().numpy()
         return found
 
 

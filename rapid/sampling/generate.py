@@ -127,7 +127,7 @@ def generate_together(
             ranks.gather(_make(generator, trajectories, turn[ranks.rank]) if ranks.rank < len(turn) else None)
         return None
     images = empty((count, *generator.image_shape))
-    chances = np.empty((count, len(generator.classes)), np.float32) if soft_labels else None
+    chances = empty((count, len(generator.classes)), np.float32) if soft_labels else None
     due = _draw(generator, request)
     while request.missing:
         turn = ranks.broadcast([due, *_ahead(generator, request, ranks.count - 1)])

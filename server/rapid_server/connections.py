@@ -12,7 +12,8 @@ from typing import Any
 
 import h11
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rapid_server.rejection import LINGER_SECONDS, reject
@@ -227,8 +228,22 @@ class RejectExcessConnections:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or reject it."""
-        if not scope.get("state", {}).get(_EXCESS) or scope.get("path") == _STILL_ANSWERED:
+        if not scope.get("state", {}).get(_EXCESS):
             await self._app(scope, receive, send)
+            return
+        if scope.get("path") == _STILL_ANSWERED:
+            await self._app(scope, receive, _closing(send))
             return
         headers = {"Retry-After": str(RETRY_SECONDS), "Connection": "close"}
         await reject(scope, receive, send, 503, "too many connections are open", headers)
+
+
+def _closing(send: Send) -> Send:
+    """Send responses that close the connection."""
+
+    async def send_closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)["Connection"] = "close"
+        await send(message)
+
+    return send_closing

@@ -40,4 +40,14 @@ class AnswerHead:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
-        await self._app({**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope, receive, send)
+        if scope.get("method") != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        # the protocol reads the method of the outer one
+        inner = {**scope, "method": "GET"}
+        try:
+            await self._app(inner, receive, send)
+        finally:
+            if "route" in inner:
+                # for the log and the metrics
+                scope["route"] = inner["route"]

@@ -87,6 +87,8 @@ def test_a_set_without_them_is_refused_if_they_are_asked_for(tmp_path: Path, for
         lambda rows: np.where(rows == 1, np.nan, rows),
         lambda rows: np.where(rows == 1, np.inf, rows),
         lambda rows: np.full(rows.shape, "a"),
+        lambda rows: rows + 1j,
+        lambda rows: rows.astype(float) * 1e300,
     ],
 )
 def test_an_archive_whose_rows_are_no_probabilities(
@@ -103,7 +105,16 @@ def test_an_archive_whose_rows_are_no_probabilities(
 
 @pytest.mark.parametrize(
     "second",
-    [None, [0.5, 0.5], {"x": 1.0}, {"x": 0.5, "z": 0.5}, {"x": None, "y": 1.0}, {"x": "half", "y": 0.5}, 0.5],
+    [
+        None,
+        [0.5, 0.5],
+        {"x": 1.0},
+        {"x": 0.5, "z": 0.5},
+        {"x": None, "y": 1.0},
+        {"x": "half", "y": 0.5},
+        {"x": 10**400, "y": 0},
+        0.5,
+    ],
 )
 def test_a_folder_whose_objects_do_not_fit(tmp_path: Path, second: object) -> None:
     write_samples(
@@ -115,6 +126,37 @@ def test_a_folder_whose_objects_do_not_fit(tmp_path: Path, second: object) -> No
     table.write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(InputError, match="'soft_labels' must hold one probability for each class"):
         load_images(tmp_path / "set", "synthetic", soft_labels=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_classes_in_another_order_are_refused(tmp_path: Path, form: str) -> None:
+    write_samples(
+        tmp_path / form, np.zeros((3, 4, 4), np.uint8), np.array([1, 0, 1]), ("x", "y"), None, np.eye(2)[[1, 0, 1]]
+    )
+    with pytest.raises(InputError, match="soft_labels: their order is that of the set's classes"):
+        load_images(tmp_path / form, "synthetic", classes=("y", "x"), soft_labels=True)
+
+
+def test_names_without_an_order_are_refused(tmp_path: Path) -> None:
+    """As of a table whose numbers became names: the order of the model's classes is not known any more."""
+    write_samples(tmp_path / "set.parquet", np.zeros((2, 4, 4), np.uint8), np.arange(2), ("z", "a"), None, np.eye(2))
+    table = parquet.read_table(tmp_path / "set.parquet")
+    column = table.schema.get_field_index("label")
+    named = table.set_column(column, "label", [["z", "a"]]).replace_schema_metadata(None)
+    parquet.write_table(named, tmp_path / "named.parquet")
+    with pytest.raises(InputError, match="labels that are names without an order; write a ClassLabel"):
+        load_images(tmp_path / "named.parquet", "synthetic", soft_labels=True)
+    assert load_images(tmp_path / "named.parquet", "synthetic").classes == ("a", "z")
+
+
+def test_objects_may_name_the_classes_in_any_order(tmp_path: Path) -> None:
+    rows = probabilities(2, 2)
+    write_samples(tmp_path / "set", np.zeros((2, 4, 4), np.uint8), np.arange(2), ("x", "y"), None, rows)
+    table = tmp_path / "set" / "metadata.jsonl"
+    lines = [json.loads(line) for line in table.read_text().splitlines()]
+    lines[1]["soft_labels"] = dict(reversed(lines[1]["soft_labels"].items()))
+    table.write_text("\n".join(map(json.dumps, lines)))
+    np.testing.assert_array_equal(load_images(tmp_path / "set", "synthetic", soft_labels=True).soft_labels, rows)
 
 
 def test_labels_that_soft_labels_do_not_know(tmp_path: Path) -> None:

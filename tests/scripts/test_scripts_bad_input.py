@@ -86,6 +86,8 @@ def test_a_study_that_is_none(old: str, new: str, words: str, digits: Path, tmp_
     told = failed("sweep_private.py", study, "--data", data, "--out", tmp_path / "out")
     assert told.count("\n") == 1
     assert words.format(data=data) in told
+    # so that the mended one may use it
+    assert not (tmp_path / "out").exists()
 
 
 def test_figures_keep_their_arguments(digits: Path, private_bundle: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from tests_hostile import TELLTALE, Served, is_refused, rest, status_of, talk
+from tests_support import numbers
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -130,7 +131,12 @@ def test_methods(served: Served, method: str, path: str) -> None:
 )
 def test_head_is_get_without_the_body(served: Served, path: str) -> None:
     """RFC 9110, section 9.3.2; also of what is not allowed."""
+    counted = ("rapid_requests_total", path, "200")
+    before = numbers(served.client).get(counted, 0)
     got, head = (served.client.request(method, path) for method in ("GET", "HEAD"))
+    if path in ("/info", "/healthz"):
+        # under its own path
+        assert numbers(served.client)[counted] == before + 2
     assert head.status_code == got.status_code == (405 if path == "/generate" else 200)
     assert head.content == b""
     volatile = ("content-length", "date", "x-request-id")

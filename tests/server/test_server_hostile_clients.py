@@ -155,7 +155,9 @@ def test_one_connection_too_many(application: Any, serving: Any) -> None:
                 is_refused(answer, 503)
                 assert re.search(rb"\r\nretry-after: \d+\r\n", answer, re.I)
         # else an orchestrator would restart it
-        assert talk(served, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+        healthy = talk(served, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert healthy.startswith(b"HTTP/1.1 200 ")
+        assert re.search(rb"\r\nconnection: close\r\n", healthy, re.I)
         served.serves_others()
         held[0].close()
         until(lambda: talk(served, b"GET /info HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP/1.1 200 "))

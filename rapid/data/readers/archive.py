@@ -23,7 +23,7 @@ from rapid.data.fit import TooLargeError, fit_pixels
 from rapid.data.origin import KEYWORD, Origin, origins_in
 from rapid.data.readers.columns import LABELS, NONE
 from rapid.data.readers.labels import from_numbers, people_of
-from rapid.data.readers.soft_labels import COLUMN, read_soft_labels
+from rapid.data.readers.soft_labels import COLUMN, as_rows, read_soft_labels
 from rapid.data.readers.source import Labels, Records, Source
 from rapid.data.stored import Stored, image_digests
 from rapid.errors import InputError
@@ -86,7 +86,7 @@ def read_archive(source: Source) -> Records:
         fitted = images if form is None else fit_pixels(images, form)
     except TooLargeError as error:
         raise source.error(str(error), f"has images of {stored.sizes}; {error}") from None
-    chances = read_soft_labels(small[COLUMN], labels, source) if soft in small else None
+    chances = read_soft_labels([as_rows(small[COLUMN], source)], labels, source) if soft in small else None
     return Records(fitted, labels, units, stored.notes(form), origins, stored, digests, chances)
 
 

@@ -19,7 +19,7 @@ from rapid.data.readers.columns import LABELS, check_people, file_column, label_
 from rapid.data.readers.decode import Encoded, decode
 from rapid.data.readers.folder import SPLITS, has_image, is_image, read_folder
 from rapid.data.readers.labels import from_values, people_of
-from rapid.data.readers.soft_labels import COLUMN, from_objects, read_soft_labels
+from rapid.data.readers.soft_labels import COLUMN, by_name, join_by_name, read_soft_labels
 from rapid.data.readers.source import Records, Source
 from rapid.data.readers.suffixes import TABLES as SUFFIXES
 from rapid.parsing import parse_json
@@ -76,11 +76,11 @@ def read_metadata(source: Source) -> Records:
     labels = chances = None
     if label is not None:
         typed = all(table.path.suffix.lower() == ".jsonl" for table in tables)
-        values, soft = [row.get(label) for row in rows], [row.get(COLUMN) for row in rows]
+        values = [row.get(label) for row in rows]
         if source.soft_labels and COLUMN in columns:
-            classes, listed = from_objects(soft, values, source)
+            classes, listed = join_by_name([row.get(COLUMN) for row in rows], values, source)
             labels = from_values(values, classes, source, typed=typed)
-            chances = read_soft_labels(listed, labels, source)
+            chances = read_soft_labels([listed], labels, source)
         else:
             labels = from_values(values, None, source, typed=typed)
     units = None if people is None else people_of([row.get(people) for row in rows], people)
@@ -115,16 +115,23 @@ def _tables_in(folder: Path) -> list[Path]:
 def _read(path: Path, source: Source) -> _Table:
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
-            rows, columns = _json_lines(lines) if path.suffix.lower() == ".jsonl" else _csv(lines)
+            json = path.suffix.lower() == ".jsonl"
+            rows, columns = _json_lines(lines, soft_labels=source.soft_labels) if json else _csv(lines)
     except (UnicodeDecodeError, csv.Error, ValueError):  # their messages hold what is in the file
         raise source.error(f"a table of labels {UNREADABLE}", UNREADABLE, path) from None
     return _Table(path, columns, rows)
 
 
-def _json_lines(lines: Iterable[str]) -> tuple[list[Mapping[str, Any]], tuple[str, ...]]:
-    rows: list[Mapping[str, Any]] = [parse_json(line) for line in lines if line.strip()]
-    if not all(isinstance(row, dict) for row in rows):
-        raise ValueError("a line is not an object")
+def _json_lines(lines: Iterable[str], *, soft_labels: bool) -> tuple[list[Mapping[str, Any]], tuple[str, ...]]:
+    rows: list[Mapping[str, Any]] = []
+    known: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for line in filter(str.strip, lines):
+        row = parse_json(line)
+        if not isinstance(row, dict):
+            raise ValueError("a line is not an object")
+        # of many classes they would take most of the memory
+        chances = row.pop(COLUMN, None)
+        rows.append(row | {COLUMN: by_name(chances, known)} if soft_labels and chances is not None else row)
     return rows, tuple(dict.fromkeys(name for row in rows for name in row))
 
 

@@ -11,11 +11,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rapid.data.classes import class_folders
 from rapid.data.readers.columns import check_people, label_column
 from rapid.data.readers.decode import Encoded, decode
 from rapid.data.readers.labels import from_values, people_of
-from rapid.data.readers.soft_labels import COLUMN, read_soft_labels
+from rapid.data.readers.soft_labels import COLUMN, NO_ORDER, as_rows, read_soft_labels
 from rapid.data.readers.source import Records, Source
 from rapid.data.readers.suffixes import PARQUET
 from rapid.errors import InputError
@@ -61,15 +64,21 @@ def read_table(source: Source) -> Records:
         raise source.error(OTHERS.format("number their classes differently"))
     people, label = check_people(others, source), label_column(others, source, classes)
     soft = COLUMN if source.soft_labels and COLUMN in others else None
-    small: dict[str, list[Any]] = {name: [] for name in (label, people, soft) if name is not None}
+    small: dict[str, list[Any]] = {name: [] for name in (label, people) if name is not None}
+    chances: list[NDArray[np.float32]] = []
     for path in paths:
-        for batch in _batches(parquet, path, list(small), source):
+        for batch in _batches(parquet, path, [*small, *([] if soft is None else [soft])], source):
             for name, values in small.items():
                 values.extend(batch.column(name).to_pylist())
+            if soft is not None and len(batch):
+                chances.append(as_rows(batch.column(soft).to_pylist(), source))
     if not sum(_opened(parquet, path, source).metadata.num_rows for path in paths):
         raise source.error("has no images")
     labels = None if label is None else from_values(small[label], classes.get(label), source, called=label, typed=True)
     units = None if people is None else people_of(small[people], people)
+    if soft is not None and label is not None and label not in classes and isinstance(small[label][0], str):
+        raise source.error(NO_ORDER)
+    chosen = None if soft is None else read_soft_labels(chances, labels, source)
 
     def encoded() -> Iterator[Encoded]:
         for path in paths:
@@ -86,8 +95,7 @@ def read_table(source: Source) -> Records:
     found = decode(encoded, source)
     if len(paths) > 1:
         found = found._replace(notes=(*found.notes, f"read from {len(paths)} Parquet files"))
-    chances = None if soft is None else read_soft_labels(small[soft], labels, source)
-    return found._replace(labels=labels, units=units, soft_labels=chances)
+    return found._replace(labels=labels, units=units, soft_labels=chosen)
 
 
 def _pyarrow(source: Source) -> ModuleType:
