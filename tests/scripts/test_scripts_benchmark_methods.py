@@ -99,9 +99,9 @@ def test_the_table_of_what_is_done(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argument", "value", "fix"),
     [
-        ("--minutes", "0", "above 0"),
-        ("--count", "-5", "above 0"),
-        ("--threads", "0", "above 0"),
+        ("--minutes", "0", "at least 0.1"),
+        ("--count", "-5", "at least 1"),
+        ("--threads", "0", "at least 1"),
         ("--epsilons", "1,x", "positive numbers"),
         ("--epsilons", "0", "positive numbers"),
         ("--methods", "rapid,fast", "dp-diffusion"),

@@ -211,7 +211,7 @@ def test_openapi_describes_the_contract(client: httpx.Client) -> None:
     assert set(description["paths"]) == paths | common
     operation = description["paths"]["/generate"]["post"]
     body = operation["requestBody"]["content"]["application/json"]["schema"]
-    assert set(body["properties"]) == {"count", "labels", "seed", "model", "steps"}
+    assert set(body["properties"]) == {"count", "labels", "seed", "model", "steps", "soft_labels"}
     assert (body["properties"]["count"]["minimum"], body["properties"]["count"]["maximum"]) == (1, 300)
     assert body["additionalProperties"] is False
     streams = {"application/zip", "application/x-ndjson", "text/event-stream"}

@@ -105,9 +105,13 @@ def test_attempts_and_the_probe(private: Bundle, public_bundle: Path) -> None:
     chances = probed.label(np.zeros((2, 32, 32), np.uint8))
     assert chances is not None
     np.testing.assert_allclose(chances.sum(1), 1, rtol=1e-5)
-    for unprobed in (make(private, attempts=1), make(Bundle.open(public_bundle, "model"), attempts=3)):
-        assert unprobed.attempts == 1
-        assert unprobed.label(np.zeros((2, 32, 32), np.uint8)) is None
+    # as drawn none is refused, but what the probe says can be asked for
+    drawn = make(private, attempts=1)
+    assert (drawn.attempts, drawn.probed) == (1, True)
+    np.testing.assert_array_equal(drawn.label(np.zeros((2, 32, 32), np.uint8)), chances)
+    unprobed = make(Bundle.open(public_bundle, "model"), attempts=3)
+    assert (unprobed.attempts, unprobed.probed) == (1, False)
+    assert unprobed.label(np.zeros((2, 32, 32), np.uint8)) is None
 
 
 def test_a_candidate_is_accepted_if_the_probe_is_sure_of_it(private: Bundle) -> None:

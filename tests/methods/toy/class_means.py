@@ -68,6 +68,7 @@ class ClassMeansGenerator:
     steps = max_steps = attempts = 1
     confidence = 0.0
     records = 0
+    probed = False
 
     def __init__(self, bundle: Bundle, device: torch.device, generation: VariationSettings) -> None:
         self.bundle, self.classes, self.image_shape = bundle, bundle.classes, bundle.image_shape
