@@ -53,6 +53,18 @@ TINY = [
 """Overrides of the preset `demo`: the smallest networks and a few steps."""
 
 
+class Clock:
+    """In the place of `time` in some modules; with `time.monotonic` itself, servers in other threads would hang."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
+        self.now = 0.0
+        for module in modules:
+            monkeypatch.setattr(module, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 def module_of(file: Path) -> ModuleType:
     """A Python file that no package holds as a module, with what lies beside it within its reach."""
     spec = importlib.util.spec_from_file_location(file.stem, file)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests_attempts import BUDGET, COUNT, DATA, SELDOM, STEPS, TRAINING, Run, banded
+from tests_support import Clock
 from torch import Tensor
 
 from rapid.dp import Execution, PrivateAccess
@@ -20,6 +20,7 @@ from rapid.dp.ledger import Entry, Limit, Saved, Spent
 from rapid.dp.spending import Charge, balance, set_limit
 from rapid.errors import InputError, PrivacyRefused, Stopped
 from rapid.stopping import request_stop, stop_on_signal
+from rapid.training import checkpoint, timing
 
 
 def test_a_run_that_is_left_alone_is_charged_once(run: Run) -> None:
@@ -143,12 +144,10 @@ def test_a_training_that_becomes_slower_goes_on(tmp_path: Path, monkeypatch: pyt
     """By its first step many are charged ahead; later ones take longer than a checkpoint's interval."""
     spec = TRAINING.spec.model_copy(update={"steps": 300})
     longer = BUDGET.model_copy(update={"releases": (COUNT, TRAINING.model_copy(update={"spec": spec}))})
-    now = 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    clock = Clock(monkeypatch, checkpoint, timing)
 
     def slower(step: int) -> None:
-        nonlocal now
-        now += 0.3 if step < 10 else 20.0 if step < 100 else 0.1
+        clock.now += 0.3 if step < 10 else 20.0 if step < 100 else 0.1
 
     run = Run(tmp_path, longer)
     run.go(after_step=slower, execution=Execution(checkpoint_seconds=60.0))

@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -47,7 +49,8 @@ def _serving(app: FastAPI, max_connections: int = 2048) -> Iterator[httpx.Client
         server.should_exit = True
         thread.join(120)
         listener.close()
-    assert not thread.is_alive()
+    where = sys._current_frames().get(thread.ident or 0)
+    assert not thread.is_alive(), "".join(traceback.format_stack(where))
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests_support import whole
+from tests_support import Clock, whole
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rapid.config.sections import Training
 from rapid.errors import RapidError, Stopped
 from rapid.stopping import request_stop, stop_on_signal, stop_requested
-from rapid.training import Checkpoint, Trainer
+from rapid.training import Checkpoint, Trainer, checkpoint
 from rapid.training.average import WeightAverage
 from rapid.training.checkpoint import pause_seconds
 from rapid.training.loop import warmup_cosine
@@ -294,21 +293,9 @@ def test_a_warm_up_never_takes_more_than_half_of_the_steps(tmp_path: Path) -> No
     assert moves == pytest.approx([5e-3, 1e-2, 1e-2], rel=1e-3)
 
 
-class Clock:
-    """In the place of `time.monotonic`."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(time, "monotonic", made)
-    return made
+    return Clock(monkeypatch, checkpoint)
 
 
 def test_a_checkpoint_is_saved_at_intervals(tmp_path: Path, clock: Clock) -> None:
