@@ -39,7 +39,9 @@ SELDOM = Execution(checkpoint_seconds=1e6)
 
 
 class Run:
-    """A run in a folder, with its ledger."""
+    """A run in a folder, with its ledger; `network` is that of the last attempt."""
+
+    network: nn.Linear
 
     def __init__(self, folder: Path, budget: Budget = BUDGET) -> None:
         self.ledger, self.out, self.budget = Ledger(folder / "ledger.jsonl"), folder / "out", budget
@@ -52,7 +54,8 @@ class Run:
             charge = Charge(self.ledger, DATA, folder.run_name(DATA), Limit(self.budget.epsilon, self.budget.delta))
             with access.charged(charge):
                 count = access.count("many", lambda rows: rows.flatten(1).float().mean(1) > 127, access.images)
-                network = nn.Linear(4, 1)
+                self.network = network = nn.Linear(4, 1)
+                nn.init.ones_(network.weight)
                 optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
 
                 def losses(rows: Tensor) -> Tensor:
