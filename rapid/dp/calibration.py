@@ -9,7 +9,7 @@ from typing import Any
 import dp_accounting
 from dp_accounting import DpEvent
 
-from rapid.dp.accounting import INTEGER_ORDERS, prv_epsilon, prv_of_steps, rdp_epsilon, rdp_of_steps
+from rapid.dp.accounting import GUESS_ORDERS, prv_epsilon, prv_of_steps, rdp_epsilon, rdp_of_steps
 from rapid.dp.events import compose, poisson_gaussian_steps
 from rapid.errors import InputError
 
@@ -54,10 +54,10 @@ def solve_noise_multiplier(
 
     # levels are minus the logarithm of the noise multiplier: epsilon rises with them, and the tolerance is relative
     low, high = -math.log(MAX_NOISE_MULTIPLIER), -math.log(MIN_NOISE_MULTIPLIER)
-    if rdp_epsilon([event(high)], delta, orders=INTEGER_ORDERS) <= epsilon:
+    if rdp_epsilon([event(high)], delta, orders=GUESS_ORDERS) <= epsilon:
         return MIN_NOISE_MULTIPLIER
     # RDP at these orders is quick and never below PRV, so its answer bounds the search
-    if rdp_epsilon([event(low)], delta, orders=INTEGER_ORDERS) < epsilon:
+    if rdp_epsilon([event(low)], delta, orders=GUESS_ORDERS) < epsilon:
         bracket = dp_accounting.ExplicitBracketInterval(low, high)
         low = _calibrate(_Rdp, event, epsilon, delta, bracket)
     elif prv_epsilon([event(low)], delta) > epsilon:
@@ -100,4 +100,4 @@ class _Rdp(_Prv):
     """Opacus' RDP at integer orders, the bound that PRV starts from."""
 
     def get_epsilon(self, target_delta: float) -> float:
-        return rdp_of_steps(self.history, target_delta, INTEGER_ORDERS)
+        return rdp_of_steps(self.history, target_delta, GUESS_ORDERS)
