@@ -6,6 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 import rapid
 from rapid.bundle.info import provenance
 from rapid.cli.class_counts import FIELD, read_class_counts
@@ -33,14 +36,14 @@ def generate(options: argparse.Namespace) -> None:
                 labels,
                 options.seed,
                 lambda done, _: progress.advance_to(done),
-                soft_labels=options.soft_labels,
+                soft_labels=_has_soft_labels(options),
             )
     if samples is None:
         return
     write_samples(
         options.out,
         samples.images,
-        samples.labels,
+        _likeliest(samples) if options.for_training else samples.labels,
         generator.classes,
         provenance(generator.bundle),
         samples.soft_labels,
@@ -56,8 +59,9 @@ def generate(options: argparse.Namespace) -> None:
 def _prepared(options: argparse.Namespace) -> tuple[Generator, int, list[int] | None]:
     """Check the arguments, and open the model: it, the number of images, and the class of each."""
     check_target(options.out, options.count)
-    if options.soft_labels and options.out.suffix == PICTURE:
-        raise InputError("soft_labels", "a picture holds none; choose another form for --out, or leave it out")
+    if _has_soft_labels(options) and options.out.suffix == PICTURE:
+        field = "for_training" if options.for_training else "soft_labels"
+        raise InputError(field, "a picture holds no soft labels; choose another form for --out, or leave it out")
     if options.report is not None:
         if options.report.suffix != ".json" or options.report.is_dir():
             raise InputError("report", "give a name that ends in .json", options.report)
@@ -70,10 +74,21 @@ def _prepared(options: argparse.Namespace) -> tuple[Generator, int, list[int] | 
         check_count(options.count)
     if options.seed is not None:
         check_seed(options.seed)
-    generator = open_generator(options.model, options.device, options.overrides)
+    generator = open_generator(options.model, options.device, options.overrides, for_training=options.for_training)
     count, labels = _wanted(options, generator.classes)
     check_target(options.out, count)
     return generator, count, labels
+
+
+def _likeliest(samples: Samples) -> NDArray[np.int64]:
+    """The likeliest class of each image: none was refused, so many are not of the class that they were drawn for."""
+    assert samples.soft_labels is not None
+    found: NDArray[np.int64] = samples.soft_labels.argmax(1)
+    return found
+
+
+def _has_soft_labels(options: argparse.Namespace) -> bool:
+    return bool(options.soft_labels or options.for_training)
 
 
 def _report(generator: Generator, samples: Samples) -> dict[str, Any]:

@@ -148,6 +148,8 @@ def _generate(subparsers: Subparsers) -> None:
     generate.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same images")
     soft = "write the probabilities of the classes by the probe with each image, from which classifiers learn more"
     generate.add_argument("--soft-labels", action="store_true", help=soft)
+    training = "for images that are only to train classifiers on: varied ones, none refused, with --soft-labels"
+    generate.add_argument("--for-training", action="store_true", help=training)
     how = "write how the images were made: candidates, network calls, and the share that the probe accepted"
     generate.add_argument("--report", type=Path, metavar="FILE.json", help=how)
     add_overrides(generate, "override a generation setting, such as generation.sampler=pndm")

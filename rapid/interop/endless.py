@@ -45,6 +45,7 @@ class EndlessImages(IterableDataset[tuple[Tensor, int | Tensor]]):
         overrides: generation settings, as `generation.steps=50`.
         soft_labels: instead of its class index, an image has the probabilities of the classes by the probe, float32
             (classes,), which `cross_entropy` takes as well.
+        for_training: as `rapid generate --for-training`: varied images, none refused, with soft labels.
 
     Attributes:
         classes: names of the classes; empty for a model without any.
@@ -66,6 +67,7 @@ class EndlessImages(IterableDataset[tuple[Tensor, int | Tensor]]):
         overrides: Sequence[str] = (),
         *,
         soft_labels: bool = False,
+        for_training: bool = False,
     ) -> None:
         if batch_size < 1:
             raise InputError("batch_size", "must be at least 1", batch_size)
@@ -76,7 +78,8 @@ class EndlessImages(IterableDataset[tuple[Tensor, int | Tensor]]):
         self.seed = secrets.randbits(53) if seed is None else seed
         self.epoch = 0
         self._path, self._device, self._overrides = Path(model), device, tuple(overrides)
-        self._batch_size, self._soft_labels = batch_size, soft_labels
+        self._batch_size, self._for_training = batch_size, for_training
+        self._soft_labels = soft_labels or for_training
         self._opened: tuple[int, Generator] | None = None
         self._cycle = None if labels is None else resolve_labels(self.classes, labels)
         if self._cycle == []:
@@ -86,7 +89,8 @@ class EndlessImages(IterableDataset[tuple[Tensor, int | Tensor]]):
     def generator(self) -> Generator:
         """The model, opened once in each process."""
         if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), open_generator(self._path, self._device, self._overrides)
+            opened = open_generator(self._path, self._device, self._overrides, for_training=self._for_training)
+            self._opened = os.getpid(), opened
         return self._opened[1]
 
     def set_epoch(self, epoch: int) -> None:

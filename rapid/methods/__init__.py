@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rapid.config.presets import DEFAULT_METHOD, Tree, build_settings, generation_settings, preset_tree
 from rapid.config.sections import MethodSettings
 from rapid.errors import InputError
-from rapid.methods.base import Classifying, Method, Probed
+from rapid.methods.base import Classifying, Method, Probed, Teaching
 
 if TYPE_CHECKING:
     import torch
@@ -73,21 +73,33 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> MethodSettings:
     return build_settings(settings_class(tree.get("method", DEFAULT_METHOD)), tree, overrides)
 
 
-def open_generator(path: Path, device: str = "auto", overrides: Sequence[str] = ()) -> Generator:
+def open_generator(
+    path: Path, device: str = "auto", overrides: Sequence[str] = (), *, for_training: bool = False
+) -> Generator:
     """Open a bundle of any method for sampling.
 
     Args:
         path: a bundle.
         device: auto, cpu or cuda.
         overrides: generation settings, as `generation.steps=50`.
+        for_training: the images are only to train classifiers on, by soft labels; the method's settings for that are
+            the defaults.
 
     Raises:
-        InputError: not a finished bundle, a bundle that makes no images, or an unknown device or setting.
+        InputError: not a finished bundle, a bundle that makes no images, or an unknown device or setting; or it has no
+            probe, and is to be for training.
     """
     from rapid.bundle import Bundle
     from rapid.runtime import choose_device
 
-    return generator_of(Bundle.open(path, "model"), choose_device(device), overrides)
+    bundle = Bundle.open(path, "model")
+    method = find_method(bundle.config.method)
+    if for_training and isinstance(method, Teaching):
+        overrides = [*method.for_training, *overrides]
+    generator = generator_of(bundle, choose_device(device), overrides)
+    if for_training and not (isinstance(method, Teaching) and generator.probed):
+        raise InputError("for_training", "the model has no probe that tells soft labels; leave it out", path)
+    return generator
 
 
 def generator_of(bundle: Bundle, device: torch.device, overrides: Sequence[str] = ()) -> Generator:

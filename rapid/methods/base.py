@@ -253,6 +253,14 @@ class Probed(Protocol):
 
 
 @runtime_checkable
+class Teaching(Protocol):
+    """A method whose models can have a probe, with whose soft labels images are only to train classifiers."""
+
+    for_training: Sequence[str]
+    """Generation settings for such images, as `generation.attempts=1`."""
+
+
+@runtime_checkable
 class Inspectable(Protocol):
     """What a method can add for `rapid release`; without it, only what all methods share is audited and attacked."""
 

@@ -72,11 +72,44 @@ def test_soft_labels_from_the_model_to_the_report(
     assert "--soft-labels: is for classifiers; leave it out with --classifiers none" in capfd.readouterr().err
 
 
+def test_images_for_training_are_varied_and_none_is_refused(private_bundle: Path, tmp_path: Path) -> None:
+    words = ["generate", "--model", str(private_bundle), "--seed", "4", "--count", "40"]
+    soft = ["--soft-labels", "--set", "generation.attempts=1", "--set", "generation.epsilon_scale=1.2"]
+    other = ["--for-training", "--set", "generation.epsilon_scale=1"]
+    assert main([*words, "--out", str(tmp_path / "soft.npz"), *soft]) == 0
+    assert main([*words, "--out", str(tmp_path / "training.npz"), "--for-training"]) == 0
+    assert main([*words, "--out", str(tmp_path / "other.npz"), *other]) == 0
+    with (
+        np.load(tmp_path / "soft.npz") as drawn,
+        np.load(tmp_path / "training.npz") as training,
+        np.load(tmp_path / "other.npz") as plainer,
+    ):
+        assert (training["images"] == drawn["images"]).all()
+        assert (training["soft_labels"] == drawn["soft_labels"]).all()
+        # what the probe sees in them, not what they were drawn for
+        assert (drawn["labels"] == np.arange(40) % 10).all()
+        assert (training["labels"] == drawn["soft_labels"].argmax(1)).all()
+        # --set has the last word
+        assert (plainer["images"] != drawn["images"]).any()
+
+
+def test_images_for_training_need_a_probe_and_room_for_soft_labels(
+    private_bundle: Path, public_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--count", "2", "--for-training"]
+    assert generate(public_bundle, tmp_path / "a.npz", *words) == 2
+    assert "--for-training" in (said := capfd.readouterr().err)
+    assert "the model has no probe that tells soft labels; leave it out" in said
+    assert generate(private_bundle, tmp_path / "grid.png", *words) == 2
+    assert "--for-training: a picture holds no soft labels" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_soft_labels_that_cannot_be_written(
     private_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert generate(private_bundle, tmp_path / "grid.png", "--count", "2", "--soft-labels") == 2
-    assert "--soft-labels: a picture holds none" in capfd.readouterr().err
+    assert "--soft-labels: a picture holds no soft labels" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -59,6 +59,13 @@ def test_soft_labels_are_the_probabilities_of_the_probe(private_bundle: Path, at
             np.testing.assert_allclose(row, chances, atol=1e-5)
 
 
+def test_images_for_training(private_bundle: Path) -> None:
+    settings = [*OVERRIDES, "generation.epsilon_scale=1.2"]
+    same = endless(private_bundle, overrides=settings, soft_labels=True)
+    for one, other in itertools.islice(zip(endless(private_bundle, for_training=True), same, strict=True), 6):
+        assert all(map(torch.equal, one, other))
+
+
 def test_seeds_and_epochs(private_bundle: Path) -> None:
     first, _ = take(endless(private_bundle), 8)
     again, _ = take(endless(private_bundle), 8)

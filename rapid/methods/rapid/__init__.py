@@ -45,6 +45,7 @@ class Rapid:
     settings = RapidSettings
     has_public_stage = True
     base: BaseUse = "required"
+    for_training: Sequence[str] = ("generation.attempts=1", "generation.epsilon_scale=1.2")
 
     def fixed_by_networks(self, settings: RapidSettings) -> tuple[str, ...]:
         """The networks' own sections and k; without an encoder, that retrieval is off."""
