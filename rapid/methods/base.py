@@ -254,7 +254,7 @@ class Probed(Protocol):
 
 @runtime_checkable
 class Teaching(Protocol):
-    """A method whose models can have a probe, with whose soft labels images are only to train classifiers."""
+    """A method that can make images only to train classifiers on, by the soft labels of a model's probe."""
 
     for_training: Sequence[str]
     """Generation settings for such images, as `generation.attempts=1`."""
