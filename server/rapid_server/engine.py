@@ -9,21 +9,20 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from rapid.errors import RapidError
-from rapid_server.worker import ImageDone, Step, Worker
+from rapid_server.job import Job, deliver
+from rapid_server.worker import Step, Worker
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rapid.sampling.generator import Generator
-    from rapid.sampling.request import Request
 
 MOST_RECORDS = 512
 """Images of records that may wait."""
@@ -59,56 +58,6 @@ class Observer(Protocol):
 
     def stepped(self, model: str, batch: int, step: Step) -> None:
         """Called after each step of a model."""
-
-
-@dataclass(eq=False)
-class Job:
-    """A request in the engine; iterate over it with `async for` to get its images in batches.
-
-    Attributes:
-        request: what was asked for.
-        model: name of the model.
-        client: who sent it.
-        sent: number of images that were sent; they need no memory any more.
-        cancelled: whether `cancel` was called.
-    """
-
-    request: Request
-    model: str
-    client: str
-    _engine: Engine
-    _loop: asyncio.AbstractEventLoop
-    _results: asyncio.Queue[list[ImageDone] | Exception] = field(default_factory=asyncio.Queue)
-    cancelled: bool = False
-    sent: int = 0
-
-    @property
-    def held(self) -> int:
-        """Images that are queued, being made, or made and not yet sent."""
-        return 0 if self.cancelled else self.request.count - self.sent
-
-    async def __aiter__(self) -> AsyncIterator[list[ImageDone]]:
-        """Images in the order in which they are finished; raises the exception that ended the job early."""
-        left = self.request.count
-        while left:
-            result = await self._results.get()
-            if isinstance(result, Exception):
-                raise result
-            left -= len(result)
-            yield result
-
-    def cancel(self) -> None:
-        """End the job; its rows are free before the next step. Call it also when all images have been sent."""
-        self.cancelled = True
-        self._engine.wake()
-
-    def put(self, result: list[ImageDone] | Exception) -> None:
-        """Pass a result from the engine's thread to the job's event loop."""
-        try:
-            self._loop.call_soon_threadsafe(self._results.put_nowait, result)
-        except RuntimeError:
-            # the loop is closed, so nobody waits
-            self.cancelled = True
 
 
 class _RecordRequest(NamedTuple):
@@ -203,7 +152,7 @@ class Engine:
             EngineStoppedError: the engine accepts no more requests.
         """
         request = self._workers[model].make_request(count, labels, seed, steps)
-        job = Job(request, model, client, self, asyncio.get_running_loop())
+        job = Job(request, model, client, self.wake, asyncio.get_running_loop())
         with self._changed:
             if self._draining or self._stopping:
                 raise EngineStoppedError
@@ -367,9 +316,7 @@ class Engine:
             # before the images: a client that has its response must find it counted
             self._observer.stepped(name, worker.batch, step)
         job_of = {job.request: job for job in self._jobs[name]}
-        for request, done in step.images:
-            if done:
-                job_of[request].put(done)
+        deliver((job_of[request], done) for request, done in step.images if done)
 
     def _fail(self, name: str) -> None:
         """End the jobs that took part in a failed step; those that came later had no part in it."""
@@ -380,8 +327,7 @@ class Engine:
             jobs = self._jobs[name]
             failed = [job for job in jobs if job.request in lost]
             jobs[:] = [job for job in jobs if job.request not in lost]
-        for job in failed:
-            job.put(EngineFailedError())
+        deliver((job, EngineFailedError()) for job in failed)
 
     def _reject_all(self) -> None:
         """End everything that waits with EngineStoppedError."""
@@ -395,5 +341,4 @@ class Engine:
         for _, _, future in records:
             if future.set_running_or_notify_cancel():
                 future.set_exception(EngineStoppedError())
-        for job in left:
-            job.put(EngineStoppedError())
+        deliver((job, EngineStoppedError()) for job in left)

@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rapid.errors import InputError
 from rapid_server import negotiate, responses, schemas
 from rapid_server.encoder import Encoder
-from rapid_server.engine import Engine, Job
+from rapid_server.engine import Engine
+from rapid_server.job import Job
 from rapid_server.models import Model, ModelRegistry
 from rapid_server.problems import Refusal, problems
 from rapid_server.worker import ImageDone

@@ -11,8 +11,9 @@ from fastapi.responses import Response
 from rapid.errors import InputError
 from rapid_server import responses, schemas
 from rapid_server.encoder import Encoder
-from rapid_server.engine import Engine, Job
+from rapid_server.engine import Engine
 from rapid_server.generation import STATUSES, attach, client_of, collect, read_body
+from rapid_server.job import Job
 from rapid_server.models import Model, ModelRegistry
 from rapid_server.problems import OPENAI_PREFIX, Refusal, openai_problems
 from rapid_server.worker import ImageDone

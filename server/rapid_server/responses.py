@@ -23,8 +23,9 @@ from starlette.responses import Response
 from rapid.errors import RapidError
 from rapid.pictures import Pixels, encode_png, grid
 from rapid_server.encoder import Encoder
-from rapid_server.engine import EngineStoppedError, Job
+from rapid_server.engine import EngineStoppedError
 from rapid_server.exception_handlers import FAILED, STOPPING
+from rapid_server.job import Job
 from rapid_server.models import Model
 from rapid_server.worker import ImageDone
 

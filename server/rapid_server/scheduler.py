@@ -47,7 +47,7 @@ class Costs:
             return float(self._seconds[-1] * rows / self._rows[-1])
         return float(np.interp(rows, self._rows, self._seconds))
 
-    def best_batch(self, longest: float, least: float = 0.95) -> int:
+    def best_batch(self, longest: float, least: float = 0.98) -> int:
         """The smallest size with `least` of the best throughput, among those whose step takes at most `longest` s."""
         allowed = self._seconds <= longest
         allowed[0] = True

@@ -24,8 +24,8 @@ from rapid_server.engine import (
     EngineFailedError,
     EngineFullError,
     EngineStoppedError,
-    Job,
 )
+from rapid_server.job import Job
 from rapid_server.scheduler import RIDERS, Load, Turns, share
 from rapid_server.worker import Worker
 from tests_support import Fails
