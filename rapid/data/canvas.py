@@ -11,11 +11,23 @@ LARGEST_SIDE = 64
 """Pixels a side to which larger images are reduced where no settings say it."""
 
 
+SIDE_STEP = 16
+"""Sides that are chosen are multiples of this."""
+
+
+def rounded_side(side: int) -> int:
+    """The least side that can be chosen for images of this one."""
+    return -(-side // SIDE_STEP) * SIDE_STEP
+
+
 class Canvas(NamedTuple):
     """A common form for images of any size. For private images only where nothing is made of their pixels."""
 
     side: int = LARGEST_SIDE
-    """Images of several sizes are fitted into a square of this side; a smaller one if all of them are smaller."""
+    """Images of several sizes are fitted into a square of this side; if all of them are smaller, into a smaller one.
+
+    That one's side is rounded up as the side of a model is: an image that is padded twice is where one step puts it.
+    """
     kept: int | None = LARGEST_SIDE
     """Images that all have one size stay as they are up to this longest side; None: at any size."""
     fit: Literal["pad", "resize", "contain"] = "contain"
@@ -24,7 +36,7 @@ class Canvas(NamedTuple):
         """The form of these images; None: they stay as they are."""
         if not found.mixed and (self.kept is None or found.side <= self.kept):
             return None
-        size = max(4, min(self.side, found.side))
+        size = max(4, min(self.side, rounded_side(found.side)))
         return ImageSettings(size=size, channels=found.channels, fit=self.fit)
 
 

@@ -275,8 +275,8 @@ def _prv_of_rows(history: tuple[tuple[float, float, int], ...], delta: float) ->
     rough = rdp_of_steps(history, delta, GUESS_ORDERS)
     exact = _without_rounding(history, delta)
     if rough > LARGEST_NUMERICAL or exact is None:
-        # by more orders, which take longer, it may be less
-        rough = rdp_of_steps(history, delta)
+        # by other orders, which take longer, it may be less
+        rough = min(rough, rdp_of_steps(history, delta))
     if rough > LARGEST_NUMERICAL or exact is None:
         return _Composed(rough, numerical=False)
     # the numerical error is part of the bound: small against epsilon itself, but not so small for large ones that time

@@ -20,7 +20,7 @@ from tests_sets import STRUCT, write_csv
 from rapid import mapped
 from rapid.config.sections import ImageSettings
 from rapid.data import ImageSet, fit_images, load_images, tell
-from rapid.data.canvas import Canvas
+from rapid.data.canvas import Canvas, rounded_side
 from rapid.data.readers.form import shape_of, to_form
 from rapid.data.stored import image_digests
 from rapid.errors import InputError
@@ -151,8 +151,8 @@ def test_every_format_may_hold_several_sizes(tmp_path: Path, write: Write, monke
     stretched = load_images(path, "public", target=ImageSettings(size=20, channels=3, fit="resize")).images
     with Image.open(io.BytesIO(png(images[2]))) as image:
         assert np.array_equal(stretched[2], np.asarray(image.resize((20, 20), Image.Resampling.BICUBIC)))
-    # a canvas is no larger than the largest image, and padding needs no scaling
-    assert load_images(path, "public", target=Canvas(1000, 1000)).images.shape == (90, 300, 300, 3)
+    # a canvas is as small as the largest image allows, and padding needs no scaling
+    assert load_images(path, "public", target=Canvas(1000, 1000)).images.shape == (90, 304, 304, 3)
     padded = load_images(path, "public", target=ImageSettings(size=300, channels=3))
     assert padded.notes == ("padded to 300x300",)
     with pytest.raises(InputError, match="is 50x37 RGB; images larger than 32x32 pixels do not fit"):
@@ -184,6 +184,21 @@ def test_an_account_does_not_depend_on_the_form(tmp_path: Path, write: Write) ->
         digests = load_images(path, "private", show_paths=False, target=target, digests=True).digests
         assert digests is not None
         assert np.array_equal(digests, np.concatenate([image_digests(image[None]) for image in images]))
+
+
+@given(
+    sides=st.lists(st.tuples(st.integers(1, 70), st.integers(1, 70)), min_size=1, max_size=5), more=st.integers(0, 2)
+)
+def test_a_canvas_and_padding_put_an_image_where_the_form_of_the_model_does(
+    tmp_path_factory: pytest.TempPathFactory, sides: list[tuple[int, int]], more: int
+) -> None:
+    """Else the copies of public images among private ones, which are read in the model's form, would be missed."""
+    path = as_folder([png(pixels(side)) for side in sides], tmp_path_factory.mktemp("set"))
+    read = load_images(path, "public", target=Canvas())
+    assert read.stored is not None
+    size = min(64, rounded_side(read.stored.side) + 16 * more)
+    form = ImageSettings(size=size, fit="contain")
+    assert np.array_equal(fit_images(read, form, "public").images, load_images(path, "private", target=form).images)
 
 
 def test_images_of_one_size(tmp_path: Path) -> None:

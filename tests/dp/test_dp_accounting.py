@@ -18,6 +18,7 @@ from opacus.accountants import RDPAccountant
 from scipy import optimize, stats
 
 from rapid.dp.accounting import (
+    composition,
     group_epsilon,
     pld_epsilon,
     prv_epsilon,
@@ -165,6 +166,20 @@ def test_solved_noise_is_least(epsilon: float, rate: float, steps: int, others: 
     if noise > MIN_NOISE_MULTIPLIER:
         # the bound's own numerical error jumps a little with what is first guessed
         assert prv_epsilon([dp_sgd_event(noise * 0.997, rate, steps), *known], 1e-5) > epsilon * 0.998
+
+
+@pytest.mark.parametrize(("epsilon", "rate", "steps"), [(0.5, 0.01, 300_000), (0.45, 0.001, 230_000)])
+def test_noise_is_found_where_rounding_leaves_renyi_divergences(epsilon: float, rate: float, steps: int) -> None:
+    """Of which high orders tell least where epsilon is small against -log delta."""
+    noise = solve_noise_multiplier(steps_of(rate, steps), epsilon, 1e-10)
+    event = dp_sgd_event(noise, rate, steps)
+    found = composition([event], 1e-10)
+    assert not found.numerical
+    assert found.epsilon == pytest.approx(epsilon, rel=2e-3)
+    # dp-accounting's Renyi divergences, at orders of their own
+    accountant = RdpAccountant([1.5, *range(2, 256), 512, 1024])
+    accountant.compose(event)
+    assert found.epsilon >= accountant.get_epsilon(1e-10) * 0.999
 
 
 def test_a_budget_that_needs_next_to_no_noise_gets_the_least() -> None:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from rapid.config.sections import ImageSettings, ScheduleSettings
 from rapid.data import ImageSet, fit_images, join, to_unit_range
-from rapid.data.canvas import LARGEST_SIDE
+from rapid.data.canvas import LARGEST_SIDE, rounded_side
 from rapid.data.stored import Stored
 from rapid.data.symmetry import has_plain_background, has_strokes, mirrored_alike, turned_alike
 from rapid.diffusion import Schedule
@@ -126,7 +126,7 @@ def _image(sets: Sequence[ImageSet], given: Tree) -> tuple[Tree, list[str]]:
         raise InputError("public", "has a single image; give more, on which networks can be trained", sets[0].source)
     found = [part.stored or Stored.alike(part.images) for part in sets]
     side, channels = max(one.side for one in found), max(one.channels for one in found)
-    size = min(LARGEST_SIDE, max(16, -(-side // 16) * 16))
+    size = min(LARGEST_SIDE, rounded_side(side))
     image: Tree = {"size": size, "channels": channels, "fit": "contain"} | given
     size, channels = image["size"], image["channels"]
     sizes = " and ".join(dict.fromkeys(one.sizes for one in found))
