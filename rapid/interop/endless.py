@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from rapid.bundle import Bundle
 from rapid.data import to_unit_range
 from rapid.errors import InputError
-from rapid.methods import open_generator
+from rapid.methods import open_generator, settings_for_training
 from rapid.sampling.generate import generate, resolve_labels
 from rapid.sampling.generator import Generator
 from rapid.sampling.streams import MAX_SEED
@@ -54,7 +54,7 @@ class EndlessImages(IterableDataset[tuple[Tensor, int | Tensor]]):
         epoch: see `set_epoch`.
 
     Raises:
-        InputError: not a bundle that makes images, or an argument out of range.
+        InputError: not a bundle that makes images, an argument out of range, or no probe for images to train on.
     """
 
     def __init__(
@@ -74,6 +74,9 @@ class EndlessImages(IterableDataset[tuple[Tensor, int | Tensor]]):
         if seed is not None and not 0 <= seed <= MAX_SEED:
             raise InputError("seed", f"must lie in 0..{MAX_SEED}", seed)
         bundle = Bundle.open(Path(model), "model")
+        if for_training:
+            # not first where a worker opens the model
+            settings_for_training(bundle)
         self.classes, self.image_shape = bundle.classes, bundle.image_shape
         self.seed = secrets.randbits(53) if seed is None else seed
         self.epoch = 0

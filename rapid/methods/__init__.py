@@ -93,13 +93,22 @@ def open_generator(
     from rapid.runtime import choose_device
 
     bundle = Bundle.open(path, "model")
+    if for_training:
+        overrides = [*settings_for_training(bundle), *overrides]
+    return generator_of(bundle, choose_device(device), overrides)
+
+
+def settings_for_training(bundle: Bundle) -> Sequence[str]:
+    """The generation settings of a bundle for images that are only to train classifiers on.
+
+    Raises:
+        InputError: it has no probe that tells soft labels.
+    """
     method = find_method(bundle.config.method)
-    if for_training and isinstance(method, Teaching):
-        overrides = [*method.for_training, *overrides]
-    generator = generator_of(bundle, choose_device(device), overrides)
-    if for_training and not (isinstance(method, Teaching) and generator.probed):
-        raise InputError("for_training", "the model has no probe that tells soft labels; leave it out", path)
-    return generator
+    settings = method.for_training(bundle) if isinstance(method, Teaching) else None
+    if settings is None:
+        raise InputError("for_training", "the model has no probe that tells soft labels; leave it out", bundle.path)
+    return settings
 
 
 def generator_of(bundle: Bundle, device: torch.device, overrides: Sequence[str] = ()) -> Generator:

@@ -256,8 +256,8 @@ class Probed(Protocol):
 class Teaching(Protocol):
     """A method that can make images only to train classifiers on, by the soft labels of a model's probe."""
 
-    for_training: Sequence[str]
-    """Generation settings for such images, as `generation.attempts=1`."""
+    def for_training(self, bundle: Bundle) -> Sequence[str] | None:
+        """Generation settings for such images, as `generation.attempts=1`; None if the bundle has no probe."""
 
 
 @runtime_checkable

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -62,8 +64,26 @@ def test_soft_labels_are_the_probabilities_of_the_probe(private_bundle: Path, at
 def test_images_for_training(private_bundle: Path) -> None:
     settings = [*OVERRIDES, "generation.epsilon_scale=1.2"]
     same = endless(private_bundle, overrides=settings, soft_labels=True)
-    for one, other in itertools.islice(zip(endless(private_bundle, for_training=True), same, strict=True), 6):
+    # without attempts
+    own = endless(private_bundle, overrides=OVERRIDES[1:], for_training=True)
+    for one, other in itertools.islice(zip(own, same, strict=True), 6):
         assert all(map(torch.equal, one, other))
+
+
+def test_images_for_training_are_as_varied_as_the_others(private_bundle: Path, tmp_path: Path) -> None:
+    """Where the bundle's own scale is larger, it stays."""
+    varied = tmp_path / "varied"
+    shutil.copytree(private_bundle, varied)
+    config = json.loads((varied / "config.json").read_text())
+    config["settings"]["generation"]["epsilon_scale"] = 1.5
+    (varied / "config.json").write_text(json.dumps(config))
+    assert EndlessImages(varied, device="cpu", for_training=True).generator.settings.epsilon_scale == 1.5
+
+
+def test_a_model_without_a_probe_makes_no_images_for_training(public_bundle: Path) -> None:
+    with pytest.raises(InputError, match="no probe that tells soft labels") as caught:
+        EndlessImages(public_bundle, for_training=True)
+    assert caught.value.field == "for_training"
 
 
 def test_seeds_and_epochs(private_bundle: Path) -> None:

@@ -83,6 +83,9 @@ def test_costs() -> None:
     assert costs.best_batch(10) == 8
     assert costs.best_batch(1.5) == 4
     assert costs.best_batch(0.5) == 1
+    # larger steps have fewer of everything else
+    assert Costs([1, 2, 4], [1.0, 1.04, 2.0]).best_batch(10) == 4
+    assert Costs([1, 2, 4], [1.0, 1.01, 2.0]).best_batch(10) == 2
 
 
 @pytest.mark.parametrize("without", [3, 10, 1000])

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from rapid.sampling.generator import Generator
 
 
+TRAINING_EPSILON_SCALE = 1.2
+"""Of images that are only to train classifiers on: with it, networks learnt most of letters."""
+
+
 class Rapid:
     """See `rapid.methods.base.Method`. Stages are imported when they run: the public one never loads the private."""
 
@@ -45,7 +49,6 @@ class Rapid:
     settings = RapidSettings
     has_public_stage = True
     base: BaseUse = "required"
-    for_training: Sequence[str] = ("generation.attempts=1", "generation.epsilon_scale=1.2")
 
     def fixed_by_networks(self, settings: RapidSettings) -> tuple[str, ...]:
         """The networks' own sections and k; without an encoder, that retrieval is off."""
@@ -128,10 +131,20 @@ class Rapid:
     def probe(self, bundle: Bundle, device: torch.device) -> Classifier | None:
         """The probe of a private bundle that was trained on labelled images."""
         from rapid.methods.rapid.classifier import ProbeClassifier
+
+        return ProbeClassifier(bundle, device) if self._has_probe(bundle) else None
+
+    def for_training(self, bundle: Bundle) -> Sequence[str] | None:
+        """None refused, and at least as varied as the bundle's own; see `rapid.methods.base.Teaching`."""
+        if not self._has_probe(bundle):
+            return None
+        scale = max(TRAINING_EPSILON_SCALE, bundle.settings_as(RapidSettings).generation.epsilon_scale)
+        return ("generation.attempts=1", f"generation.epsilon_scale={scale}")
+
+    def _has_probe(self, bundle: Bundle) -> bool:
         from rapid.probe.network import COMPONENT
 
-        private = bundle.config.kind == "private"
-        return ProbeClassifier(bundle, device) if private and bundle.has(COMPONENT) else None
+        return bundle.config.kind == "private" and bundle.has(COMPONENT)
 
     def typical(self, settings: RapidSettings) -> RapidSettings:
         """Without warm-up and distillation; see `rapid.methods.base.Paced`."""
