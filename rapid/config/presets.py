@@ -66,7 +66,7 @@ def networks_settings(base: S, fixed: Sequence[str], preset: str | None, overrid
     """
     for override in overrides:
         name, _ = _split(override)
-        if name in fixed or name.split(".", 1)[0] in fixed:
+        if any(name == one or name.startswith(f"{one}.") or one.startswith(f"{name}.") for one in fixed):
             raise _refusal(name, "the networks (--networks) fix it; train your own without --networks")
     return build_settings(type(base), _with_preset(base, preset), overrides)
 

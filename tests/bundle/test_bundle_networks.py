@@ -154,6 +154,38 @@ def test_a_run_is_bound_to_its_networks(networks: Bundle, public_bundle: Path, d
         build_public_bundle([digits], tmp_path / "out", settings, CPU, resume=True, networks=others)
 
 
+def test_what_the_networks_fix_cannot_be_set(networks: Bundle) -> None:
+    own = networks.settings_as(RapidSettings)
+    fixed = METHOD.fixed_by_networks(own)
+    for override in (
+        "image.size=64",
+        "image={size: 64}",
+        "encoder.base_channels=8",
+        "retrieval.k=3",
+        "retrieval={k: 3}",
+    ):
+        with pytest.raises(InputError, match=r"the networks \(--networks\) fix it"):
+            networks_settings(own, fixed, None, [override])
+    # how larger images come to the size of the networks, and what else the networks leave open
+    changed = networks_settings(own, fixed, None, ["image.fit=contain", "retrieval.v=7"])
+    assert (changed.image.fit, changed.image.size, changed.retrieval.v) == ("contain", own.image.size, 7)
+
+
+def test_larger_images_on_networks_are_scaled_down(networks: Bundle, tmp_path: Path) -> None:
+    large = np.random.default_rng(0).integers(0, 256, (24, 48, 40), np.uint8)
+    np.savez(tmp_path / "large.npz", images=large, labels=np.arange(24) % 3)
+    own = networks.settings_as(RapidSettings)
+    fixed = METHOD.fixed_by_networks(own)
+    with pytest.raises(InputError, match=r"image\.fit=contain"):
+        build_public_bundle([tmp_path / "large.npz"], tmp_path / "a", own, CPU, resume=False, networks=networks)
+    settings = networks_settings(own, fixed, None, ["image.fit=contain"])
+    built = build_public_bundle(
+        [tmp_path / "large.npz"], tmp_path / "b", settings, CPU, resume=False, networks=networks
+    )
+    assert built.image_shape == (32, 32)
+    assert built.settings_as(RapidSettings).image.fit == "contain"
+
+
 def test_shipped_networks_open() -> None:
     for name in builtin_names():
         bundle = open_networks(Path(f"builtin:{name}"))

@@ -51,8 +51,9 @@ class Rapid:
     base: BaseUse = "required"
 
     def fixed_by_networks(self, settings: RapidSettings) -> tuple[str, ...]:
-        """The networks' own sections and k; without an encoder, that retrieval is off."""
-        fixed = ("image", "schedule", "autoencoder", "denoiser", "encoder", "probe", "retrieval.k")
+        """The networks' own sections, what images they take, and k; without an encoder, that retrieval is off."""
+        images = ("image.size", "image.channels")
+        fixed = (*images, "schedule", "autoencoder", "denoiser", "encoder", "probe", "retrieval.k")
         return fixed if settings.retrieval.enabled else (*fixed, "retrieval.enabled")
 
     def choose_public(self, sets: Sequence[ImageSet], resources: Resources, image: Tree) -> Choice:
