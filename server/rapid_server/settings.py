@@ -32,7 +32,7 @@ from rapid.parsing import parse_yaml
 from rapid_server.setting_types import check_origin, is_loopback, split_list, split_model, split_token
 
 PREFIX = "RAPID_SERVE_"
-UNFLAGGED = ("tokens", "max_body_bytes", "max_connections", "grace_seconds")
+UNFLAGGED = ("tokens", "max_steps", "max_body_bytes", "max_connections", "grace_seconds")
 """Settings without a flag: for the environment and the settings file only."""
 _T = TypeVar("_T")
 Origin = Literal["flag", "environment", "file", "default"]
