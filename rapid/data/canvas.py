@@ -9,8 +9,6 @@ from rapid.data.stored import Stored
 
 LARGEST_SIDE = 64
 """Pixels a side to which larger images are reduced where no settings say it."""
-
-
 SIDE_STEP = 16
 """Sides that are chosen are multiples of this."""
 

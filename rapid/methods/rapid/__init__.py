@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from rapid.sampling.classifier import Classifier
     from rapid.sampling.generator import Generator
 
-
 TRAINING_EPSILON_SCALE = 1.2
 """Of images that are only to train classifiers on: with it, networks learnt most of letters."""
 
