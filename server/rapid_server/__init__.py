@@ -13,7 +13,7 @@ responses.py           images in each of these formats, collected or streamed
 models.py              the models by name, and their descriptions
 encoder.py             PNGs on all cores, off the event loop
 engine.py              the thread that owns the models, and the queue of requests
-job.py                 a request in the engine, and the way of its images to who waits for them
+job.py                 a request in the engine, and the way of its images to those who wait
 worker.py              one model: requests in, steps, images out
 device.py              whether a device still computes
 scheduler.py           which requests take part in the next step
