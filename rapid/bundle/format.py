@@ -260,16 +260,19 @@ def write_bundle(
     card: str,
     privacy: Mapping[str, Any] | None = None,
 ) -> Bundle:
-    """Write the missing parts of a bundle; `config.json` is written last and marks it as finished.
+    """Write what a bundle lacks; `config.json` is written last and marks it as finished.
 
     Args:
-        path: the folder; components that exist there are not written again.
+        path: the folder. Components of a public bundle that exist there are not written again. Those of a private one
+            are: what is there may be of an earlier attempt, whose noise the statement does not count.
         config: without the hashes of the components, which are added.
         components: by name.
         card: Markdown.
         privacy: content of `privacy.json` of a private bundle.
     """
     for name, component in components.items():
+        if privacy is not None and (path / name).is_dir():
+            shutil.rmtree(path / name)
         if not (path / name).is_dir():
             save_component(component, path / name)
     index: dict[str, Any] = {"_class_name": PIPELINE, "_rapid_version": rapid.__version__}

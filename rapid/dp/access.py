@@ -163,6 +163,8 @@ class PrivateAccess:
         """Where the first rank can save the state of a training that sees nothing but results of releases."""
         if name in self.budget.names:
             raise PrivacyRefused(f"'{name}' is a release of the budget; post-processing needs another name")
+        if self._attempt is not None:
+            self._attempt.note()
         return Checkpoint(self._folder.checkpoint(name))
 
     def map(self, function: Rows, *tensors: PrivateTensor, title: str = "", decides: bool = False) -> PrivateTensor:
@@ -172,8 +174,8 @@ class PrivateAccess:
             function: see `Rows`.
             tensors: their rows are the arguments of the function.
             title: shown with the progress, if it is not empty; nothing is shown if people are the units.
-            decides: whether a vote or a count hangs on which numbers of a row are larger. With people as units it must
-                not hang on last bits, which move with the number of other rows; so each row is computed by itself.
+            decides: whether a vote or a count hangs on which numbers of a row are larger, or nearly. With people as
+                units it must not hang on last bits, which move with the other rows: each is computed by itself.
 
         Raises:
             ValueError: the function mixes examples, as batch normalisation does.

@@ -95,6 +95,7 @@ class Attempt:
         self._releases = {release.name: release for release in releases}
         self._starts = {name: starts[name].step for name in self._releases}
         self._newest = dict(starts)
+        self._noted = dict(starts)
         self._begun = dict(self._starts)
         self._ahead = dict(self._starts)
 
@@ -121,12 +122,7 @@ class Attempt:
             TamperedLedger: see `Ledger`.
         """
         # never less than before: a training that has become slower is charged ahead for fewer steps
-        ahead = self._ahead | {name: max(self._ahead[name], self._releases[name].spec.round_end(step))}
-        with self._ledger.transaction() as transaction:
-            if not self._is_last(transaction.entries):
-                raise PrivacyRefused("this run goes on in another process, or has ended; nothing more is released here")
-            self._add(transaction, "spend", ahead)
-        self._ahead = ahead
+        self._charge_ahead(self._ahead | {name: max(self._ahead[name], self._releases[name].spec.round_end(step))})
 
     def used_up(self, name: str) -> bool:
         """Whether the last line covers no further step of a release, and the release has more."""
@@ -151,6 +147,16 @@ class Attempt:
         """Note the newest checkpoint of a release, for the next line."""
         self._newest[checkpoint.name] = checkpoint
 
+    def note(self) -> None:
+        """Before anything else is computed from the newest checkpoints: see to it that a line has them.
+
+        Raises:
+            PrivacyRefused: see `allow`.
+            TamperedLedger: see `Ledger`.
+        """
+        if self._newest != self._noted:
+            self._charge_ahead(self._ahead)
+
     def settle(self) -> None:
         """Charge what was begun; nothing changes if a later attempt has begun, which closes this one.
 
@@ -160,6 +166,13 @@ class Attempt:
         with self._ledger.transaction() as transaction:
             if self._is_last(transaction.entries):
                 self._add(transaction, "settle", self._begun)
+
+    def _charge_ahead(self, ahead: dict[str, int]) -> None:
+        with self._ledger.transaction() as transaction:
+            if not self._is_last(transaction.entries):
+                raise PrivacyRefused("this run goes on in another process, or has ended; nothing more is released here")
+            self._add(transaction, "spend", ahead)
+        self._ahead = ahead
 
     def _is_last(self, entries: Sequence[Entry]) -> bool:
         own = [entry for entry in entries if entry.run == self._run and entry.dataset == self._dataset]
@@ -179,6 +192,7 @@ class Attempt:
             attempt=self.number,
             checkpoints=[place for place in self._newest.values() if place.step],
         )
+        self._noted = dict(self._newest)
 
 
 def spent_by(releases: Iterable[Release], start: Mapping[str, int], until: Mapping[str, int]) -> list[Spent]:

@@ -1,4 +1,4 @@
-"""Rows of private examples, and functions that are applied to them one example at a time."""
+"""Rows of private examples, and functions that are applied to them one example at a time, in full float32."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rapid import mapped
 from rapid.errors import PrivacyRefused
+from rapid.precision import exact_float32
 from rapid.progress import Progress
 from rapid.stopping import check_stop
 
@@ -106,6 +107,7 @@ def black(tensors: Sequence[PrivateTensor], count: int = 1) -> list[Tensor]:
 
 
 @torch.no_grad()
+@exact_float32()
 def _computed(function: Rows, rows: Sequence[Tensor]) -> Tensor:
     return function(*rows)
 

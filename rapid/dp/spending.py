@@ -173,6 +173,23 @@ class Charge:
                 )
         return WholeAttempt(self.ledger, self.dataset, self.run, self.asked, number, release.name, wanted)
 
+    def retaken(self, releases: Sequence[Release]) -> list[Spent]:
+        """What all attempts of a run took, if its model may depend on steps that were taken twice; else nothing.
+
+        Steps that a crash lost are no part of the model. Those of a checkpoint that was saved, and from which a later
+        attempt did not go on, may be: what was computed from them, such as checkpoints of later releases, may be there.
+
+        Args:
+            releases: of the budget, all of whose steps are taken.
+
+        Raises:
+            TamperedLedger: see `Ledger`.
+        """
+        own = [entry for entry in self.ledger.entries() if entry.run == self.run]
+        spent = _releases(counted(own, self.dataset, superseded=self.run))
+        plan = [Spent.of(release.name, release.event()) for release in releases]
+        return [] if _within(plan, spent) or not _lost_a_checkpoint(own) else spent
+
     def settle_finished(self) -> None:
         """Settle a finished run that was killed before it could do so itself.
 
@@ -255,6 +272,17 @@ def _may_go_on_by_composition(limit: RenyiFilter, entries: Sequence[Entry], char
     if limit.admits(plan) or prv_epsilon(plan, limit.delta) > limit.epsilon * (1 + TOLERANCE):
         return None
     return run
+
+
+def _lost_a_checkpoint(own: Sequence[Entry]) -> bool:
+    """Whether an attempt of a run went on from less than an earlier line has as saved."""
+    saved: dict[str, int] = {}
+    for entry in own:
+        steps = {place.name: place.step for place in entry.checkpoints}
+        if entry.kind == "reserve" and any(steps.get(name, 0) < step for name, step in saved.items()):
+            return True
+        saved |= {name: max(step, saved.get(name, 0)) for name, step in steps.items()}
+    return False
 
 
 def _within(plan: Iterable[Spent], releases: Iterable[Spent]) -> bool:

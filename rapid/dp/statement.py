@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -11,25 +12,32 @@ from dp_accounting import NeighboringRelation
 
 import rapid
 from rapid.data.units import ONE_PERSON
-from rapid.dp.accounting import composition, group_accountant_name
+from rapid.dp.accounting import composition, group_accountant_name, group_epsilon, pld_epsilon, prv_epsilon, rdp_epsilon
 from rapid.dp.budget import Budget
 from rapid.dp.events import compose, event_to_json
+from rapid.dp.ledger import Spent
 from rapid.dp.randomness import NOISE_SOURCES, Randomness
 from rapid.dp.releases import DpSgdSpec, Release
 from rapid.dp.renyi import renyi_accountant_name
 from rapid.dp.selection import SCORE, Selection
 from rapid.rounding import up_to_places
 
+RETAKEN_NOTE = (
+    "Steps were taken again because a checkpoint was gone: epsilon counts all steps as often as they were taken."
+)
 PACKAGES = ("torch", "opacus", "diffusers", "faiss-cpu", "faiss-gpu", "numpy", "cryptography", "dp-accounting")
 
 
-def privacy_statement(budget: Budget, *, method: str, noise_source: str) -> dict[str, Any]:
+def privacy_statement(
+    budget: Budget, *, method: str, noise_source: str, retaken: Sequence[Spent] = ()
+) -> dict[str, Any]:
     """Content of `privacy.json` of a finished private stage.
 
     Args:
-        budget: what was spent.
+        budget: what was to be spent.
         method: name of the method.
         noise_source: of trainings, a key of `NOISE_SOURCES`; queries always take noise from the stream cipher.
+        retaken: what was spent instead, if saved steps were taken again (see `rapid.dp.spending.Charge.retaken`).
     """
     main, unit = budget.main, budget.unit
     replaced = "the number of private images N is public: one image"
@@ -65,7 +73,26 @@ def privacy_statement(budget: Budget, *, method: str, noise_source: str) -> dict
             "delta": budget.delta,
             "accountant": group_accountant_name(),
         }
-    return statement
+    return _with_retaken(statement, budget, retaken) if retaken else statement
+
+
+def _with_retaken(statement: dict[str, Any], budget: Budget, spent: Sequence[Spent]) -> dict[str, Any]:
+    """A statement with the figures of what was spent, which is more than the budget."""
+    events = [release.dp_event for release in spent]
+    taken = {name: compose(one.dp_event for one in spent if one.name == name) for name in budget.names}
+    figures: dict[str, Any] = {
+        "epsilon": _round_up(prv_epsilon(events, budget.delta)),
+        "accountant": composition(events, budget.delta).accountant,
+        "epsilon_rdp": _round_up(rdp_epsilon(events, budget.delta)),
+        "epsilon_pld": _round_up(pld_epsilon(events, budget.delta)),
+        "releases": [one | {"event": event_to_json(taken[one["name"]])} for one in statement["releases"]],
+        "event": event_to_json(compose(events)),
+        "notes": [RETAKEN_NOTE],
+    }
+    if "group" in statement:
+        together = _round_up(group_epsilon(events, budget.delta, budget.group_size))
+        figures["group"] = statement["group"] | {"epsilon": together}
+    return statement | figures
 
 
 def selection_statement(selection: Selection, chosen: str) -> dict[str, Any]:

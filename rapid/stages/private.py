@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from rapid.data.private import PrivateImages
 from rapid.data.units import ONE_IMAGE, ONE_PERSON
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget, calibrate
-from rapid.dp.ledger import Ledger, Limit, default_path
+from rapid.dp.ledger import Ledger, Limit, Spent, default_path
 from rapid.dp.spending import Charge
 from rapid.dp.statement import privacy_statement
 from rapid.mapped import scratch_in
@@ -144,7 +144,8 @@ def _run(
         ranks.all_or_none(lambda: stack.enter_context(opened.charged(charge)))
         components = run.setup.method.train_private(opened, run.setup.base, run.setup.settings)
         if ranks.first:
-            write_model(run_folder.out, run, budget, components)
+            retaken = [] if charge is None else charge.retaken(budget.releases)
+            write_model(run_folder.out, run, budget, components, retaken=retaken)
 
 
 def _prepare(
@@ -212,13 +213,16 @@ def write_model(
     budget: Budget,
     components: Mapping[str, Component],
     more: Mapping[str, Any] | None = None,
+    *,
+    retaken: Sequence[Spent] = (),
 ) -> None:
     """Write the components, the statement with what `more` has instead, the card, and last `config.json`."""
     method, settings, base = run.setup.method, run.setup.settings, run.setup.base
     found = method.describe_private(settings, base, budget)
-    statement = privacy_statement(budget, method=method.name, noise_source=settings.private.noise_source)
+    noise_source = settings.private.noise_source
+    statement = privacy_statement(budget, method=method.name, noise_source=noise_source, retaken=retaken)
     statement |= more or {}
-    statement["notes"] = list(method.privacy_notes(base, budget))
+    statement["notes"] = [*statement.get("notes", []), *method.privacy_notes(base, budget)]
     if not run.private.images.declared:
         statement["notes"].append(UNDECLARED_NOTE)
     if base is not None and base.origins:

@@ -13,6 +13,8 @@ responses.py           images in each of these formats, collected or streamed
 models.py              the models by name, and their descriptions
 encoder.py             PNGs on all cores, off the event loop
 engine.py              the thread that owns the models, and the queue of requests
+predictor.py           the thread that owns the classifiers, and the requests that wait for it
+fair_queue.py          a queue in which clients take turns
 job.py                 a request in the engine, and the way of its images to those who wait
 worker.py              one model: requests in, steps, images out
 device.py              whether a device still computes

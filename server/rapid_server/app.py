@@ -24,14 +24,15 @@ from rapid_server.connections import RejectExcessConnections
 from rapid_server.encoder import Encoder
 from rapid_server.engine import Engine
 from rapid_server.exception_handlers import CatchExceptions, add_exception_handlers
-from rapid_server.generation import EndJobs, generation_router, while_connected
+from rapid_server.generation import EndJobs, client_of, generation_router, while_connected
 from rapid_server.headers import AddSecurityHeaders, AnswerHead
 from rapid_server.limits import LimitBody, LimitHead
 from rapid_server.logs import LogRequests
 from rapid_server.metrics import CountRequests, Metrics
 from rapid_server.models import ModelRegistry
 from rapid_server.openai_api import openai_router
-from rapid_server.prediction import Predictor, prediction_router
+from rapid_server.prediction import prediction_router
+from rapid_server.predictor import Predictor
 from rapid_server.problems import problems
 from rapid_server.settings import ServerSettings
 
@@ -140,6 +141,7 @@ def _add_description(app: FastAPI, models: ModelRegistry, engine: Engine, limits
                 {
                     401: "No token",
                     422: "No such record or model",
+                    429: "Too many of your images of records are waiting",
                     500: "Internal error",
                     503: "Stopping, or too many wait",
                 }
@@ -149,7 +151,7 @@ def _add_description(app: FastAPI, models: ModelRegistry, engine: Engine, limits
     async def entry_image(request: Request, entry: int, model: str | None = None) -> Response:
         found = models.generator(model)
         try:
-            image = await while_connected(request, engine.record_image(found.name, entry))
+            image = await while_connected(request, engine.record_image(found.name, entry, client=client_of(request)))
         except InputError as error:
             raise InputError("entry", error.problem, error.value) from None
         # the image stays the same as long as the model has this name

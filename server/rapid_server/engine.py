@@ -8,14 +8,15 @@ import math
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from rapid.errors import RapidError
+from rapid_server.fair_queue import FairQueue
 from rapid_server.job import Job, deliver
 from rapid_server.worker import Step, Worker
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
     from rapid.sampling.generator import Generator
 
-MOST_RECORDS = 512
-"""Images of records that may wait."""
+MOST_RECORDS, MOST_OWN_RECORDS = 512, 128
+"""Images of records that may wait, of all clients and of one."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -60,11 +61,13 @@ class Observer(Protocol):
         """Called after each step of a model."""
 
 
-class _RecordRequest(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _RecordRequest:
     """A request for the image of a knowledge base record."""
 
     model: str
     record: int
+    client: str
     future: Future[NDArray[np.uint8]]
 
 
@@ -105,7 +108,7 @@ class Engine:
         self._seconds_used = dict.fromkeys(generators, 0.0)
         # decaying sums over about the last fifty steps
         self._recent_images = self._recent_seconds = 0.0
-        self._records: deque[_RecordRequest] = deque()
+        self._records: FairQueue[_RecordRequest] = FairQueue()
         # jobs whose responses are not complete; weak, so that a job that was lost somewhere does not count for ever
         self._open: weakref.WeakSet[Job] = weakref.WeakSet()
         self._max_queued, self._max_client = max_queued, max_client
@@ -172,26 +175,32 @@ class Engine:
             self._changed.notify()
         return job
 
-    async def record_image(self, model: str, record: int) -> NDArray[np.uint8]:
+    async def record_image(self, model: str, record: int, *, client: str = "") -> NDArray[np.uint8]:
         """The public image of a knowledge base record, made between two steps; uint8 (H, W) or (H, W, 3).
+
+        Clients take turns.
 
         Raises:
             InputError: there is no such record.
-            EngineFullError: too many others are waiting.
+            EngineFullError: too many others are waiting; ClientFullError if they are this client's.
             EngineStoppedError: the engine is stopping.
         """
-        future: Future[NDArray[np.uint8]] = Future()
+        asked = _RecordRequest(model, record, client, Future())
         with self._changed:
             if self._stopping:
                 raise EngineStoppedError
-            if len(self._records) >= MOST_RECORDS:
-                # clients may have gone
-                self._records = deque(one for one in self._records if not one.future.cancelled())
+            if (own := self._records.held(client)) >= MOST_OWN_RECORDS:
+                raise ClientFullError(f"{own} of your images of records are waiting: ask later", self._seconds_for(own))
             if (waiting := len(self._records)) >= MOST_RECORDS:
                 raise EngineFullError(f"{waiting} images of records are waiting: ask later", self._seconds_for(waiting))
-            self._records.append(_RecordRequest(model, record, future))
+            self._records.put(client, asked)
             self._changed.notify()
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(asked.future)
+        finally:
+            with self._changed:
+                # a client that has gone makes room
+                self._records.remove(client, asked)
 
     def wake(self) -> None:
         """Make the thread look at the jobs again."""
@@ -259,9 +268,7 @@ class Engine:
                 active = [name for name, jobs in self._jobs.items() if jobs]
                 if self._stopping:
                     return None
-                while self._records and self._records[0].future.cancelled():
-                    self._records.popleft()
-                record = self._records.popleft() if self._records else None
+                record = self._records.take()[1] if len(self._records) else None
                 if not active and record is not None:
                     return _Work(None, record)
                 if active:
@@ -336,9 +343,8 @@ class Engine:
             left = [job for jobs in self._jobs.values() for job in jobs]
             for jobs in self._jobs.values():
                 jobs.clear()
-            records = list(self._records)
-            self._records.clear()
-        for _, _, future in records:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(EngineStoppedError())
+            records = self._records.clear()
+        for record in records:
+            if record.future.set_running_or_notify_cancel():
+                record.future.set_exception(EngineStoppedError())
         deliver((job, EngineStoppedError()) for job in left)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
@@ -33,7 +33,7 @@ STREAMED: dict[str, Callable[[responses.Reply], AsyncIterator[bytes]]] = {
     responses.EVENTS: responses.as_events,
 }
 WITH_SOFT_LABELS = (responses.JSON, responses.LINES, responses.EVENTS)
-_JOB = "job"
+_WORK = "work"
 STATUSES = {
     401: "No token, or an unknown one",
     408: "The body did not arrive in time",
@@ -43,6 +43,14 @@ STATUSES = {
     500: "Internal error",
     503: "Too many images are waiting (`Retry-After`), or the server is stopping",
 }
+
+
+class Work(Protocol):
+    """What a request has the models do."""
+
+    def cancel(self) -> None:
+        """End it, and forget its images."""
+        ...
 
 
 def generation_router(models: ModelRegistry, engine: Engine, encoder: Encoder, limits: schemas.Limits) -> APIRouter:
@@ -78,7 +86,7 @@ def generation_router(models: ModelRegistry, engine: Engine, encoder: Encoder, l
             _check_soft_labels(model, media_type)
         labels = None if body.labels is None else model.resolve(body.labels)
         job = engine.submit(model.name, body.count, labels, body.seed, body.steps, client=client_of(request))
-        attach(request, job)
+        attach(request, job, body.count)
         reply = responses.Reply(encoder, model, job, body.soft_labels)
         if media_type in COLLECTED:
             images = await collect(request, job)
@@ -101,7 +109,7 @@ def _check_soft_labels(model: Model, media_type: str) -> None:
 
 
 class EndJobs:
-    """ASGI middleware: cancels the job of a request when the response is over, complete or not.
+    """ASGI middleware: cancels the work of a request when the response is over, complete or not.
 
     Not earlier: until the response has left, its images are in memory, and count.
     """
@@ -110,7 +118,7 @@ class EndJobs:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; cancel its job, if it has one."""
+        """Pass the request on; cancel its work, if it has any."""
 
         async def send_in_two(message: Message) -> None:
             if message["type"] == "http.response.body" and message.get("body") and not message.get("more_body", False):
@@ -122,15 +130,15 @@ class EndJobs:
         try:
             await self._app(scope, receive, send_in_two if scope["type"] == "http" else send)
         finally:
-            job: Job | None = scope.get("state", {}).pop(_JOB, None)
-            if job is not None:
-                job.cancel()
+            work: Work | None = scope.get("state", {}).pop(_WORK, None)
+            if work is not None:
+                work.cancel()
 
 
-def attach(request: Request, job: Job) -> None:
-    """Attach a job to its request: for the log, and for `EndJobs`."""
+def attach(request: Request, work: Work, images: int) -> None:
+    """Attach its work to a request, and the number of its images: for the log, and for `EndJobs`."""
     state = request.scope.setdefault("state", {})
-    state["images"], state[_JOB] = job.request.count, job
+    state["images"], state[_WORK] = images, work
 
 
 async def collect(request: Request, job: Job) -> list[ImageDone]:

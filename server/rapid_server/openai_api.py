@@ -75,7 +75,7 @@ def _add_images(
             except InputError as error:
                 raise InputError("prompt", error.problem, error.value) from None
         job = engine.submit(model.name, count, labels, body.seed, client=client_of(request))
-        attach(request, job)
+        attach(request, job, count)
         images = await collect(request, job)
         contents = await responses.base64_pngs(encoder, model, images)
         return await asyncio.to_thread(_images_response, model, job, images, contents)

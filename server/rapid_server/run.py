@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rapid.sampling.classifier import Classifier
     from rapid.sampling.generator import Generator
     from rapid_server.engine import Engine
-    from rapid_server.prediction import Predictor
+    from rapid_server.predictor import Predictor
     from rapid_server.settings import ServerSettings
 
 _LOG = logging.getLogger(__name__)
@@ -100,9 +100,10 @@ def _opened(settings: ServerSettings) -> dict[str, Generator | Classifier]:
 
     def opened_and_tried(path: Path) -> Generator | Classifier:
         model = open_model(path, settings.device)
-        if isinstance(model, Classifier):
-            # generators make an image when the engine measures them
-            model.probabilities(np.zeros((1, *model.image_shape), np.uint8))
+        # generators make an image when the engine measures them
+        black = np.zeros((1, *model.image_shape), np.uint8)
+        if isinstance(model, Classifier) and not np.isfinite(model.probabilities(black)).all():
+            raise InputError("model", "gives probabilities that are not finite; train again", path)
         return model
 
     # in a thread that ends, and its OpenMP threads with it: they would slow down those of the engine

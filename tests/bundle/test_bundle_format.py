@@ -111,10 +111,13 @@ def test_what_is_written_is_what_is_opened(tmp_path: Path) -> None:
         again.component("three", Thumbnails)
 
 
-def test_a_component_that_lies_there_is_not_written_again(tmp_path: Path) -> None:
-    """A run that was killed while it wrote the bundle goes on."""
-    rows(7).save(tmp_path / "out" / "one")
-    np.testing.assert_array_equal(written(tmp_path / "out").component("one", Thumbnails).rows, rows(7).rows)
+def test_a_component_that_lies_there_is_written_again_if_it_is_private(tmp_path: Path) -> None:
+    """A public run that was killed while it wrote the bundle goes on; what is private may be of another attempt."""
+    for name, privacy, seed in (("public", None, 7), ("private", {"epsilon": 1.0}, 1)):
+        rows(7).save(tmp_path / name / "one")
+        kind = config().model_copy(update={"kind": name})
+        bundle = write_bundle(tmp_path / name, kind, {"one": rows(1)}, card="", privacy=privacy)
+        np.testing.assert_array_equal(bundle.component("one", Thumbnails).rows, rows(seed).rows)
 
 
 def test_a_component_is_taken_over_whole(tmp_path: Path) -> None:

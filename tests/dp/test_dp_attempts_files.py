@@ -13,8 +13,10 @@ from tests_attempts import BUDGET, DATA, STEPS, Run, refuse
 from rapid.dp import PrivateAccess
 from rapid.dp.ledger import Limit, Saved
 from rapid.dp.spending import Charge, balance
+from rapid.dp.statement import RETAKEN_NOTE, privacy_statement
 from rapid.errors import InputError, PrivacyRefused
 from rapid.files import content_hash
+from rapid.release.accounts import Recomputed, Statement
 from rapid.training import RunFolder, Trainer
 
 
@@ -35,6 +37,27 @@ def test_a_count_that_is_drawn_again_is_charged_again(run: Run) -> None:
             run.go()
         run.checkpoint("many").unlink()
         assert run.charged() == {"many": number}
+
+
+@pytest.mark.parametrize("gone", ["", "many", "network"])
+def test_a_statement_tells_what_was_taken_again(run: Run, gone: str) -> None:
+    run.until(4)
+    if gone:
+        run.checkpoint(gone).unlink()
+    run.go()
+    entries = run.ledger.entries()
+    charge = Charge(run.ledger, DATA, entries[-1].run, Limit(BUDGET.epsilon, BUDGET.delta))
+    retaken = charge.retaken(BUDGET.releases)
+    assert bool(retaken) == bool(gone)
+    plan = privacy_statement(BUDGET, method="rapid", noise_source="chacha20")
+    stated = privacy_statement(BUDGET, method="rapid", noise_source="chacha20", retaken=retaken)
+    assert stated["epsilon"] == pytest.approx(balance(entries, DATA).epsilon, rel=1e-4)
+    assert (stated["epsilon"] > plan["epsilon"]) == bool(gone)
+    assert (RETAKEN_NOTE in stated.get("notes", [])) == bool(gone)
+    # as the gate of a release checks them
+    found = Recomputed.of(Statement.model_validate(stated))
+    assert found.consistent
+    assert found.prv <= stated["epsilon"]
 
 
 def test_an_older_checkpoint_that_is_put_back_is_charged_from_its_step(run: Run, tmp_path: Path) -> None:

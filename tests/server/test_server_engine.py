@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rapid_server.engine import (
+    MOST_OWN_RECORDS,
     MOST_RECORDS,
     ClientFullError,
     Engine,
@@ -211,7 +212,8 @@ def test_two_models_get_equal_time(engine: Engine) -> None:
 
 def test_many_record_images_delay_neither_images_nor_the_event_loop(engine: Engine) -> None:
     async def work() -> None:
-        records = [asyncio.create_task(engine.record_image("a", 0)) for _ in range(300)]
+        clients = [str(number % 3) for number in range(300)]
+        records = [asyncio.create_task(engine.record_image("a", 0, client=client)) for client in clients]
         await asyncio.sleep(0)
         begin = time.monotonic()
         engine.submit("b", 1).cancel()
@@ -229,7 +231,8 @@ def test_many_record_images_delay_neither_images_nor_the_event_loop(engine: Engi
 def test_record_images_of_clients_that_went_hold_up_nobody(engine: Engine) -> None:
     async def use() -> None:
         job = engine.submit("a", 500, steps=20)
-        asked = [asyncio.create_task(engine.record_image("a", 0)) for _ in range(2 * MOST_RECORDS)]
+        clients = [str(number % 8) for number in range(2 * MOST_RECORDS)]
+        asked = [asyncio.create_task(engine.record_image("a", 0, client=client)) for client in clients]
         await asyncio.sleep(0)
         refused = [one for one in asked if one.done() and one.exception() is not None]
         # the engine takes some meanwhile
@@ -242,6 +245,21 @@ def test_record_images_of_clients_that_went_hold_up_nobody(engine: Engine) -> No
         # at most one image between two steps
         assert (await asyncio.wait_for(engine.record_image("a", 0), 5)).dtype == np.uint8
         job.cancel()
+
+    asyncio.run(use())
+
+
+def test_a_client_does_not_wait_for_all_records_of_another(engine: Engine) -> None:
+    async def use() -> None:
+        job = engine.submit("a", 500, steps=20)
+        many = [asyncio.create_task(engine.record_image("a", 0, client="many")) for _ in range(MOST_OWN_RECORDS)]
+        await asyncio.sleep(0)
+        with pytest.raises(ClientFullError, match="of your images of records"):
+            await asyncio.gather(*(engine.record_image("a", 0, client="many") for _ in range(MOST_OWN_RECORDS)))
+        await asyncio.wait_for(engine.record_image("a", 0, client="one"), 20)
+        assert sum(one.done() for one in many) < MOST_OWN_RECORDS
+        job.cancel()
+        await asyncio.gather(*many)
 
     asyncio.run(use())
 

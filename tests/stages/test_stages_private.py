@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -9,11 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from rapid.bundle import Bundle
+from rapid.bundle import Bundle, Component
+from rapid.bundle.components import save_component
 from rapid.data.private import PrivateImages
 from rapid.data.units import ONE_IMAGE, ONE_PERSON
 from rapid.dp.accounting import prv_epsilon
 from rapid.dp.events import event_from_json
+from rapid.dp.ledger import Ledger
+from rapid.dp.spending import balances
+from rapid.dp.statement import RETAKEN_NOTE
 from rapid.errors import InputError
 from rapid.files import content_hash
 from rapid.methods import apply_overrides
@@ -127,6 +132,40 @@ def test_a_run_is_resumed_with_the_noise_that_it_began_with(
     assert train(5.0, resume=True) is not None
     with pytest.raises(InputError, match="epsilon"):
         train(5.1, resume=True)
+
+
+def test_a_bundle_has_nothing_of_an_earlier_attempt(
+    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: RapidSettings
+) -> None:
+    """After a full disk, and with a release whose record is gone: it is made and charged anew, and so it is told."""
+    out, book = tmp_path / "out", tmp_path / "ledger.jsonl"
+
+    def go(*, resume: bool) -> None:
+        train_private_bundle(
+            public_bundle, PrivateImages(digits), out, tiny_settings,
+            epsilon=10.0, delta=None, device=CPU, resume=resume, ledger=book,
+        )  # fmt: skip
+
+    save = save_component
+
+    def full(component: Component, folder: Path) -> None:
+        if folder.name == "denoiser":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(component, folder)
+
+    with pytest.raises(OSError, match="No space"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rapid.bundle.format.save_component", full)
+        go(resume=False)
+    earlier = content_hash(out / "probe")
+    (out / "checkpoints" / "probe.pt").unlink()
+    go(resume=True)
+    assert content_hash(out / "probe") != earlier
+    statement = json.loads((out / "privacy.json").read_text())
+    (spent,) = balances(Ledger(book).entries())
+    assert statement["epsilon"] == pytest.approx(spent.epsilon, rel=1e-4)
+    assert statement["epsilon"] > 10
+    assert RETAKEN_NOTE in statement["notes"]
+    assert RETAKEN_NOTE in (out / "README.md").read_text()
 
 
 def test_unlabelled_images_give_an_unconditional_model(

@@ -158,8 +158,12 @@ def release_votes(
             checkpoint.save(state)
     state = access.ranks.broadcast_state(state)
     clusters = Clusters(state["centres"], state["sizes"], state["variances"])
+    # candidates that are alike make narrow clusters, between which last bits of features can move a vote
     features = access.map(
-        lambda images: probe.features(to_unit_range(images.numpy(), device)).cpu(), access.images, title="features"
+        lambda images: probe.features(to_unit_range(images.numpy(), device)).cpu(),
+        access.images,
+        title="features",
+        decides=True,
     )
     counts = access.mean(NAME, clusters.shares, features, access.labels) * access.facts.dataset_size
     return Votes(clusters, counts, noise)
