@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -44,14 +45,20 @@ def check_folder(folder: Path, field: str, value: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, new: str = "") -> Iterator[Path]:
     """Yield a temporary path in the folder of `path`; on a clean exit it replaces `path`.
 
     The block creates a file or a folder at the yielded path. A folder that is already at `path` is moved aside just
     before the rename, and removed after it. If the block raises, `path` is untouched and the temporary is removed.
 
+    Args:
+        path: to be replaced.
+        new: name of the argument that gave `path`, if only an empty folder may be replaced. If something else was put
+            there meanwhile, it stays, and the result gets another name beside it.
+
     Raises:
         IsADirectoryError: a file would replace a folder, and all that is in it.
+        InputError: with `new`, the result got another name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # a part of the name: the whole may be as long as a file system allows
@@ -60,6 +67,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield target
         _sync(target)
+        if new:
+            _create(target, path, new)
+            return
         if path.is_dir() and not target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         try:
@@ -75,6 +85,27 @@ def replacing(path: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _create(target: Path, path: Path, field: str) -> None:
+    """Give `target` the name `path`, or another one if something but an empty folder has that."""
+    try:
+        if target.is_dir():
+            target.rename(path)
+        else:
+            # a rename would replace a file
+            os.link(target, path)
+    except OSError:
+        if not os.path.lexists(path):
+            # a file system without links
+            target.rename(path)
+            return
+        names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
+        other = next(name for name in names if not os.path.lexists(name))
+        target.rename(other)
+        raise InputError(field, f"something else was put there meanwhile; the result is in {other}", path) from None
+    finally:
+        _sync_entry(path.parent)
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write `content` as indented JSON with a final newline, atomically."""
     with replacing(path) as target:
@@ -82,9 +113,12 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def content_hash(path: Path) -> str:
-    """sha256 (hex) of a file, or of a folder's relative file names and contents in sorted order."""
+    """sha256 (hex) of a file, or of a folder's relative file names and contents in sorted order.
+
+    Hidden files do not count, such as those that macOS leaves in each folder that it has shown.
+    """
     digest = hashlib.sha256()
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and p.name[0] != ".")
     for file in files:
         if path.is_dir():
             digest.update(f"{file.relative_to(path).as_posix()}\0{file.stat().st_size}\0".encode())

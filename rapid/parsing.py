@@ -47,8 +47,8 @@ def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> An
         return yaml.load(text, Loader=loader)
     except RecursionError:
         raise yaml.YAMLError(DEEP) from None
-    except ValueError:
-        # of dates such as 2026-13-45, and of thousands of digits
+    except (ValueError, LookupError, AttributeError):
+        # of dates such as 2026-13-45, of thousands of digits, and of tags such as !!bool beside other text
         raise yaml.YAMLError("a value is out of range") from None
 
 

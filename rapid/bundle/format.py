@@ -235,8 +235,8 @@ class Bundle:
         Raises:
             InputError: the folder is a file or not empty, or a file of the bundle was altered.
         """
-        if path.is_file() or (path.is_dir() and any(path.iterdir())):
-            raise InputError("", f"{path}: is not empty; choose another folder")
+        if path.is_file() or (path.is_dir() and (path.is_mount() or any(path.iterdir()))):
+            raise InputError("", f"{path}: is not empty, or a mount point; choose another folder")
         # links are followed: what they lead to must be what the bundle was written with
         self.verify()
         files = [CONFIG, INDEX, CARD, *([PRIVACY] if self.config.kind == "private" else [])]

@@ -58,7 +58,7 @@ def _evaluate_classifier(options: argparse.Namespace) -> None:
     for name in ("train_real", "public", "features", "inception", "soft_labels"):
         if getattr(options, name):
             raise InputError(name, "is for synthetic images; leave it out for a classifier")
-    check_target(options.out)
+    check_target(options.out, [picture_beside(options.out)])
     model = open_classifier(options.model, options.device)
     report = evaluate_classifier(model, options.real, options.label_column)
     write_classification(report, options.out)

@@ -72,7 +72,9 @@ def run(options: argparse.Namespace) -> int:
         if not stopped and isinstance(error, Exception):
             return _report(error, options)
         hint = "; rerun the command with --resume to continue" if "resume" in options else ""
-        if hint and options.out is not None and not options.out.exists():
+        if options.command == "demo":
+            hint = "; rerun it to continue"
+        elif hint and options.out is not None and not options.out.exists():
             hint = "; nothing was begun"
         print(f"{_name()}: stopped{hint}", file=sys.stderr)
         return Stopped.exit_code

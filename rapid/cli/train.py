@@ -103,7 +103,7 @@ def _print_plan(
     trained = f"{common['parameters']:,} trained parameters ({settings.preset})"
     counted = "people, each with all their images" if facts.unit == ONE_PERSON else "private images"
     print(f"{facts.dataset_size:,} {counted}, delta {rounded_up(common['delta'])}, {trained}")
-    if spent := [f"'{name}' alone would spend {share:g} of it" for name, share in common["shares"].items()]:
+    if spent := [f"'{name}' alone would spend {share:.3g} of it" for name, share in common["shares"].items()]:
         print(f"epsilon covers all releases together; {', '.join(spent)}")
     if band := common.get("noise_band"):
         print(f"noise is correlated over {band} steps, which signal/noise allows for; images take turns")

@@ -99,8 +99,8 @@ def _candidates(options: argparse.Namespace) -> dict[str, MethodSettings]:
     """The settings of each candidate: those of the run, with what --candidates says."""
     found = {}
     for name, changes in _read(options.candidates).items():
-        # YAML reads JSON
-        own = [f"{setting}={json.dumps(value)}" for setting, value in changes.items()]
+        # YAML reads JSON; a date is a setting of no kind
+        own = [f"{setting}={json.dumps(value, default=str)}" for setting, value in changes.items()]
         combined = argparse.Namespace(**vars(options) | {"overrides": [*options.overrides, *own]})
         try:
             found[name] = settings_of_run(options.base, combined)

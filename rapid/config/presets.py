@@ -212,9 +212,12 @@ def _apply(tree: Tree, override: str) -> None:
         if not isinstance(tree, dict):
             raise _refusal(name, f"'{section}' is a value, not a section")
     try:
-        tree[leaf] = parse_yaml(value)
+        found = parse_yaml(value)
     except yaml.YAMLError:
         raise InputError("set", "the value is not valid YAML", override) from None
+    own = tree.get(leaf)
+    # a section that is given in part keeps its other values
+    tree[leaf] = _merge(own, found) if isinstance(own, dict) and isinstance(found, dict) else found
 
 
 def _split(override: str) -> tuple[str, str]:

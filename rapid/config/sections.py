@@ -27,6 +27,8 @@ def _number_or_auto(value: object) -> object:
     raise ValueError("use a whole number of at least 1, or auto")
 
 
+Multipliers = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+"""Widths at each resolution, finest first, in units of `channels`."""
 RateSchedule = Literal["constant", "cosine"]
 """Of the learning rate of a private training."""
 PhysicalBatch = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
@@ -37,9 +39,9 @@ LEAST_SIGNAL = 1e-4
 
 
 class Section(BaseModel):
-    """Base of all settings: immutable, and unknown names are errors."""
+    """Base of all settings: immutable; unknown names are errors, and so are numbers that JSON cannot keep."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Training(Section):
@@ -162,7 +164,7 @@ class AutoencoderSettings(Section):
     patch: int = Field(1, ge=1, description="pixels of patch x patch become channels first: faster, for small machines")
     latent_channels: int = Field(3, ge=1)
     channels: int = Field(32, ge=1)
-    multipliers: tuple[int, ...] = (1, 2, 2)
+    multipliers: Multipliers = (1, 2, 2)
     blocks: int = Field(1, ge=1, description="residual blocks at each resolution")
     attention: tuple[int, ...] = Field((), description="resolutions with self-attention; if any, the middle block too")
     kl_weight: float = Field(1e-6, ge=0)
@@ -180,7 +182,7 @@ class DenoiserSettings(Section):
     """The U-Net eps_theta(x_t, t, label), conditioned by an added embedding or by cross-attention."""
 
     channels: int = Field(32, ge=1)
-    multipliers: tuple[int, ...] = (1, 2)
+    multipliers: Multipliers = (1, 2)
     blocks: int = Field(1, ge=1)
     attention: tuple[bool, ...] = Field((True, True), description="attention at each resolution, finest first")
     heads: int = Field(4, ge=1, description="attention heads; with embedding, those of the finest resolution")
@@ -239,6 +241,7 @@ class PrivateSettings(Section):
     checkpoint_seconds: float = Field(
         60.0,
         ge=0,
+        le=1e7,
         description="how often the training state is saved; less often where saving takes over 2 % of the time; "
         "0: after each step",
     )
@@ -257,10 +260,12 @@ class DpSgdSettings(PrivateSettings):
 
     expected_batch: int = Field(1024, ge=1)
     steps: int = Field(500, ge=1)
-    clip_norm: float = Field(1.0, ge=1e-8)
+    clip_norm: float = Field(1.0, ge=1e-8, le=1e8)
     learning_rate: float = Field(1e-3, gt=0)
     ema_decay: float = Field(0.99, ge=0, lt=1)
-    trainable: tuple[str, ...] = Field(("*",), description="patterns of the parameter names that are trained")
+    trainable: tuple[str, ...] = Field(
+        ("*",), min_length=1, description="patterns of the parameter names that are trained"
+    )
     optimizer: Literal["adam", "momentum"] = Field("adam", description="momentum: gradient descent, momentum 0.9")
     multiplicity: int = Field(
         1,

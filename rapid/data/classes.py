@@ -7,6 +7,7 @@ was there.
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,8 +49,8 @@ def read_classes(value: str, field: str = "classes") -> tuple[str, ...]:
         path = Path(value)
         # unlike those of Path, these take a name that no file can have
         if os.path.isdir(value):  # noqa: PTH112
-            names = [folder.name for folder in class_folders(path)]
-        elif os.path.isfile(value):  # noqa: PTH113
+            return checked([class_name(folder) for folder in class_folders(path)], field, value)
+        if os.path.isfile(value):  # noqa: PTH113
             names = _lines(path, field)
         else:
             raise InputError(field, "is neither names such as a,b,c nor a file or folder; a single name is 'a,'", value)
@@ -96,6 +97,11 @@ def matched_labels(images: ImageSet, classes: Sequence[str], field: str, whose: 
 def class_folders(path: Path) -> list[Path]:
     """The sub-folders that are classes, by name; hidden ones are not."""
     return sorted(p for p in path.iterdir() if p.is_dir() and not is_hidden(p.name))
+
+
+def class_name(folder: Path) -> str:
+    """The class of a folder: its name, with accents as keyboards write them, not as file systems of macOS do."""
+    return unicodedata.normalize("NFC", folder.name)
 
 
 def is_hidden(name: str) -> bool:

@@ -60,6 +60,8 @@ def check_target(path: Path, count: int | None = None) -> None:
         raise InputError("out", FORMS, path)
     elif path.is_dir() and any(path.iterdir()):
         raise InputError("out", "the folder is not empty; choose another name", path)
+    elif path.is_mount():
+        raise InputError("out", "is a mount point, which cannot be replaced; give a new folder in it", path)
     check_folder(path.parent, "out", path)
 
 
@@ -91,10 +93,13 @@ def write_samples(
         text: text chunks of every PNG, such as `rapid.bundle.info.provenance`, and metadata of a parquet file.
         soft_labels: probabilities of the classes, float32 (N, classes), as `soft_labels`: an array, a column of lists,
             or in `metadata.jsonl` an object with a number for each class. Not for a picture.
+
+    Raises:
+        InputError: something was put at `path` meanwhile; the images have another name, which the message tells.
     """
     # a link stays, and what it leads to is written
     path = Path(os.path.realpath(path))
-    with replacing(path) as target:
+    with replacing(path, new="out") as target:
         match path.suffix:
             case ".npz":
                 _write_npz(target, images, labels, classes, text, soft_labels)

@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -160,7 +161,8 @@ class Ledger:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        # what a link leads to: its other files lie there, too
+        self.path = path = Path(os.path.realpath(path))
         self._head = path.with_name(path.name + ".head")
         self._checked: tuple[bytes, list[Entry]] = (b"", [])
         if path.is_dir():
@@ -278,9 +280,10 @@ class Ledger:
         """Check the head. It may be one line behind, after a crash between writing a line and its head."""
         if not self._head.exists():
             raise self._tampered(f"{self._head.name} is gone")
-        number, _, rest = self._head.read_text().partition(" ")
+        number, _, rest = self._head.read_bytes().decode("ascii", "replace").partition(" ")
         mac, _, signature = rest.strip().partition(" ")
-        if not number.isdigit() or not hmac.compare_digest(signature, self._sign_head(int(number), mac)):
+        known = re.fullmatch("[0-9]{1,18}", number) is not None
+        if not known or not hmac.compare_digest(signature.encode(), self._sign_head(int(number), mac).encode()):
             raise self._tampered(f"{self._head.name} is not the one that was written")
         count = int(number)
         if len(entries) < count:

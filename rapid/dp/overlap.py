@@ -90,7 +90,7 @@ def check_overlap(access: PrivateAccess, public: NDArray[np.uint8]) -> None:
 def _refusal(count: int, release: Release, size: int, delta: float, unit: str) -> str:
     who = "people have an image with" if unit == ONE_PERSON else "private images have"
     return (
-        f"--private and --base overlap: about {count:,} of the {size:,} {who} a near-duplicate among the "
+        f"--private and --base overlap: about {min(count, size):,} of the {size:,} {who} a near-duplicate among the "
         f"public images (a count with noise of standard deviation {rounded_down(release.noise_multiplier)}; "
         f"{smallest_found(release):,} or more are found almost surely). Nothing was trained. This count has spent at "
         f"most epsilon {rounded_up(prv_epsilon([release.event()], delta))} at delta {rounded_up(delta)}, which adds to "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -177,8 +178,12 @@ def _fid_lines(fid: Json) -> list[str]:
     ]
 
 
-def check_target(out: Path) -> None:
+def check_target(out: Path, others: Sequence[Path] | None = None) -> None:
     """Refuse an unusable target before any work is done.
+
+    Args:
+        out: the report; an earlier one is replaced.
+        others: what is written beside it; default: see `beside`.
 
     Raises:
         InputError: the name does not end in .json, the name of a file to write is taken by a folder, or nothing can be
@@ -187,7 +192,7 @@ def check_target(out: Path) -> None:
     if out.suffix != ".json":
         problem = "give a name that ends in .json; the page and the picture are written next to it"
         raise InputError("out", problem, out)
-    for path in (out, *beside(out)):
+    for path in (out, *(beside(out) if others is None else others)):
         if path.is_dir():
             raise InputError("out", f"{path} is a folder; choose another name", out)
     check_folder(out.parent, "out", out)

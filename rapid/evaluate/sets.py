@@ -96,9 +96,9 @@ def match_classes(train: ImageSet, test: ImageSet) -> NDArray[np.int64]:
     Raises:
         InputError: a set is unlabelled, or `test` has images of a class that `train` does not have.
     """
-    labels_of(test)
+    labels_of(test, "real")
     labels_of(train)
-    return matched_labels(test, train.classes, "", train.source)
+    return matched_labels(test, train.classes, "real", train.source)
 
 
 def first_of_each_class(images: ImageSet, count: int) -> list[tuple[str, NDArray[np.uint8]]]:

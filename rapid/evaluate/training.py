@@ -145,15 +145,19 @@ def extract_features(
     return np.concatenate(features)
 
 
-def labels_of(images: ImageSet) -> NDArray[np.int64]:
+def labels_of(images: ImageSet, field: str = "") -> NDArray[np.int64]:
     """The labels, int64 (N,).
+
+    Args:
+        images: the set.
+        field: name of the argument that gave it; for messages.
 
     Raises:
         InputError: the images are unlabelled.
     """
     if images.labels is None:
         problem = "has no labels, which classifiers need; label the images or use --classifiers none"
-        raise InputError("", problem, images.source)
+        raise InputError(field, problem, images.source)
     return images.labels
 
 

@@ -8,6 +8,7 @@ away. Its steps take as long as those of the real run, because their work depend
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 import time
 import warnings
@@ -80,6 +81,7 @@ class TimedSteps:
         """
         _with_steps(settings)
         least = min(LEAST_SECONDS, LEAST_SHARE * 60 * self.minutes)
+        self.say("private: measuring a step on random images ...")
         return seconds_per_step(self.base, settings, device, least, people=self.people) / processes
 
     def private_settings(
@@ -107,9 +109,9 @@ class TimedSteps:
             other = method.other_work(settings) / (own.expected_batch * own.multiplicity) * seconds * processes
         steps = int((WORK * 60 * self.minutes - other) / seconds)
         if other and steps < 1:
-            raise InputError(
-                "minutes", f"are too few: what comes beside DP-SGD takes about {other / 60:.1f} of them", self.minutes
-            )
+            least = math.ceil((other + seconds * LEAST_STEPS) / WORK / 60)
+            problem = f"are too few: all that comes beside DP-SGD takes about {other / 60:.1f} minutes; give at least"
+            raise InputError("minutes", f"{problem} {least}, or leave it out for private.steps", self.minutes)
         return max(1, steps)
 
 

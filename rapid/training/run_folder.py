@@ -74,8 +74,10 @@ class RunFolder:
                 run_folder.new = True
                 write_json(run_folder._manifest, written | ({REMEMBERED: remembered} if remembered else {}))
             earlier = run_folder.earlier()
-            if earlier is not None:
-                earlier.pop(REMEMBERED, None)
+            if earlier is None:
+                problem = f"holds a run whose checkpoints/{MANIFEST} is damaged; restore it, or give a new folder"
+                raise InputError("out", problem, out)
+            earlier.pop(REMEMBERED, None)
             # the earlier manifest went through JSON, so this one must too
             difference = _first_difference(earlier, json.loads(json.dumps(written)))
             if difference is not None:
@@ -159,10 +161,10 @@ class RunFolder:
     def earlier(self) -> dict[str, Any] | None:
         """The manifest of an earlier run in this folder; None if there is none that can be read."""
         try:
-            manifest: dict[str, Any] = json.loads(self._manifest.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            manifest: Any = json.loads(self._manifest.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
             return None
-        return manifest
+        return manifest if isinstance(manifest, dict) else None
 
     def earlier_with(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
         """The manifest of an earlier run in this folder if it has all that `request` has; else None."""
@@ -189,7 +191,8 @@ class RunFolder:
         """Remove training states: the bundle is finished. The manifest stays, so a repeated command is recognised."""
         self._sweep()
         for path in self._checkpoints.iterdir():
-            if path.name not in (MANIFEST, RUN, LOCK):
+            # folders are not ours: some systems keep thumbnails and the like in each
+            if path.name not in (MANIFEST, RUN, LOCK) and not path.is_dir():
                 path.unlink()
 
     def _sweep(self) -> None:

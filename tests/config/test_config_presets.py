@@ -62,6 +62,17 @@ def test_an_override_changes_one_setting_alone(method: str) -> None:
         ("private.steps=[", "set", "private.steps=[: the value is not valid YAML"),
         ("private.steps=2026-13-45", "set", "private.steps=2026-13-45: the value is not valid YAML"),
         (f"private.steps={'[' * 2000}", "set", "the value is not valid YAML"),
+        ("private.steps=!!bool x", "set", "the value is not valid YAML"),
+        ("private.steps=!!int ''", "set", "the value is not valid YAML"),
+        ("private.steps=!!timestamp x", "set", "the value is not valid YAML"),
+        # JSON has neither
+        ("private.learning_rate=.inf", "private.learning_rate", "should be a finite number"),
+        ("private.clip_norm=.nan", "private.clip_norm", "should be a finite number"),
+        ("private.clip_norm=1e300", "private.clip_norm", "less than or equal to"),
+        ("private.checkpoint_seconds=1e300", "private.checkpoint_seconds", "less than or equal to"),
+        ("private.trainable=[]", "private.trainable", "at least 1 item"),
+        ("denoiser.multipliers=[]", "denoiser.multipliers", "at least 1 item"),
+        ("denoiser.multipliers=[1, 0]", "denoiser.multipliers.1", "greater than or equal to 1"),
     ],
 )
 def test_a_bad_override_is_named(override: str, field: str, words: str) -> None:
@@ -94,6 +105,13 @@ def test_what_fits_no_settings_is_refused_before_they_are_chosen(override: str, 
 def test_what_does_not_fit_the_defaults_may_fit_other_settings() -> None:
     """A step k below the default v, and a side that the default autoencoder cannot halve."""
     check_overrides(settings_class("rapid"), ["retrieval.k=100", "image.size=30", "autoencoder.latent_channels=99"])
+
+
+def test_a_section_that_is_given_in_part_keeps_its_other_values() -> None:
+    before = load_settings("demo")
+    after = load_settings("demo", ["private={steps: 5, probe: {steps: 7}}"])
+    alone = load_settings("demo", ["private.steps=5", "private.probe.steps=7"])
+    assert after == alone != before
 
 
 def test_the_tree_is_left_unchanged() -> None:

@@ -184,6 +184,23 @@ def test_unusable_targets(tmp_path: Path, name: str, words: str) -> None:
     assert caught.value.field == "out"
 
 
+@pytest.mark.parametrize("name", ["out", "out.npz", "out.png"])
+def test_what_was_put_there_meanwhile_stays(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    check_target(path)
+    if path.suffix:
+        path.write_text("mine")
+    else:
+        path.mkdir()
+        (path / "mine").write_text("mine")
+    (tmp_path / f"out-2{path.suffix}").write_text("mine")
+    with pytest.raises(InputError, match=f"the result is in .*out-3{path.suffix}$") as caught:
+        write_samples(path, np.zeros((2, 3, 3), np.uint8), np.zeros(2, np.int64), ("a",))
+    assert caught.value.field == "out"
+    assert (path if path.suffix else path / "mine").read_text() == "mine"
+    assert {one.name for one in tmp_path.iterdir()} == {name, f"out-2{path.suffix}", f"out-3{path.suffix}"}
+
+
 def test_parquet_without_pyarrow_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(InputError, match=r"needs pyarrow: pip install pyarrow"):

@@ -105,6 +105,10 @@ def spoilt_parquet(tmp_path: Path, **columns: Any) -> Path:
         ({"who": [None, "a", "b", "c"]}, "has an empty entry"),
         ({"who": [0.5, 1.5, 1.5, 1.5]}, "must hold strings or integers"),
         ({"whose": ["a", "a", "b", "c"]}, "is not a column of --private"),
+        # text that is not UTF-8, and times that Python does not have
+        ({"label": pa.array([b"anna\xff", b"b", b"c", b"d"], pa.binary()).view(pa.string())}, "is damaged"),
+        ({"label": pa.array([-(2**62) + 1, 0, 1, 2], pa.timestamp("ns"))}, r"is damaged|whole numbers or names"),
+        ({"label": pa.array([-(2**62), 0, 1, 2], pa.timestamp("us"))}, r"is damaged|whole numbers or names"),
     ],
 )
 def test_bad_parquet(tmp_path: Path, columns: dict[str, Any], words: str) -> None:
@@ -113,6 +117,15 @@ def test_bad_parquet(tmp_path: Path, columns: dict[str, Any], words: str) -> Non
     with pytest.raises(InputError, match=words) as caught:
         load_images(path, "private", show_paths=False, people=people)
     assert "anna" not in str(caught.value)
+    assert "4611686" not in str(caught.value)
+
+
+def test_the_path_beside_the_bytes_of_an_image_is_not_read(tmp_path: Path) -> None:
+    made = some()
+    names = pa.array([b"\xff"] * 4, pa.binary()).view(pa.string())
+    image = pa.StructArray.from_arrays([pa.array([made.png(number) for number in range(4)]), names], ["bytes", "path"])
+    found = load_images(spoilt_parquet(tmp_path, image=image), "private", show_paths=False)
+    assert len(found) == 4
 
 
 def test_damaged_files_say_nothing_of_their_content(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tarfile
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests_sets import Made, some, write_lines
 
 from rapid.data import load_images
 from rapid.data.canvas import Canvas
+from rapid.data.classes import read_classes
 from rapid.data.units import PeopleFrom
 from rapid.errors import InputError
 
@@ -100,6 +102,59 @@ def test_people_are_the_same_in_every_format(tmp_path: Path) -> None:
     np.savez(tmp_path / "set.npz", images=images, who=np.array([" ", "y", "x"]))
     with pytest.raises(InputError, match="has an empty entry"):
         load_images(tmp_path / "set.npz", "private", people=PeopleFrom("who"))
+
+
+def test_a_number_of_a_person_is_one_number_however_it_is_written(tmp_path: Path) -> None:
+    """As spreadsheets do: taken for two, a person would have half of the protection."""
+    for folder, who in (("train", "7"), ("test", "7.0"), ("val", "07")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "0.png").write_bytes(some().png(0))
+        (tmp_path / folder / "metadata.csv").write_text(f"file_name,label,who\n0.png,a,{who}\n")
+    found = load_images(tmp_path, "private", people=PeopleFrom("who"))
+    assert found.unit_count == 1
+
+
+@pytest.mark.parametrize("written", ["NFC", "NFD"])
+def test_accents_of_folders_may_be_written_in_two_ways(tmp_path: Path, written: Any) -> None:
+    folder, plain = unicodedata.normalize(written, "é"), unicodedata.normalize("NFC", "é")
+    for part in ("train", "test"):
+        for name in (folder if part == "train" else plain, "b"):
+            (tmp_path / "split" / part / name).mkdir(parents=True)
+            (tmp_path / "split" / part / name / "0.png").write_bytes(some().png(0))
+    assert load_images(tmp_path / "split", "public").classes == ("b", plain)
+    table = tmp_path / "table"
+    (table / folder).mkdir(parents=True)
+    (table / folder / "0.png").write_bytes(some().png(0))
+    for name in (folder, plain):
+        (table / "metadata.csv").write_text(f"file_name,label\n{name}/0.png,a\n", encoding="utf-8")
+        assert len(load_images(table, "public")) == 1
+    assert read_classes(str(tmp_path / "split" / "train")) == ("b", plain)
+
+
+def test_tables_that_name_no_files_do_not_hide_class_folders(tmp_path: Path) -> None:
+    """Also where no labels are asked for, as for an account of the ledger."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.png").write_bytes(some().png(0))
+    (tmp_path / "metadata.csv").write_text("site,date\nx,1\n")
+    for column in (None, "none"):
+        assert len(load_images(tmp_path, "private", label_column=column)) == 2
+
+
+def test_labels_in_a_tar_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
+    """Read with a sign in place of what cannot be read, two classes would be one."""
+    with tarfile.open(tmp_path / "set.tar", "w") as archive:
+        for name, content in (
+            ("0.png", some().png(0)),
+            ("0.cls", b"K\xe4"),
+            ("1.png", some().png(1)),
+            ("1.cls", b"K\xf6"),
+        ):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    with pytest.raises(InputError, match="whole numbers or names"):
+        load_images(tmp_path / "set.tar", "public")
 
 
 def part(path: Path, names: Any, image: Any = b"") -> None:

@@ -97,7 +97,7 @@ def test_lines_taken_out_put_in_or_moved(
 def test_what_lies_beside_it_is_needed(written: Path, suffix: str) -> None:
     beside = written.with_name(written.name + suffix)
     content = beside.read_bytes()
-    for damage in (content[:-3], bytes(32), b""):
+    for damage in (content[:-3], bytes(32), b"", b"\xff\xfe", "² a b".encode(), b"9" * 5000, b"5 a \xe9"):
         beside.write_bytes(damage)
         with pytest.raises(TamperedLedger):
             Ledger(written).entries()
@@ -109,6 +109,14 @@ def test_what_lies_beside_it_is_needed(written: Path, suffix: str) -> None:
         written.unlink()
         with pytest.raises(TamperedLedger, match="is gone"):
             Ledger(written)
+
+
+def test_a_ledger_may_be_reached_by_a_link(written: Path, tmp_path: Path) -> None:
+    link = tmp_path / "elsewhere" / "link"
+    link.parent.mkdir()
+    link.symlink_to(written)
+    assert Ledger(link).entries() == Ledger(written).entries()
+    assert list(link.parent.iterdir()) == [link]
 
 
 def test_lines_of_another_ledger_do_not_fit(written: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rapid.data.classes import class_folders, is_hidden
+from rapid.data.classes import class_folders, class_name, is_hidden
 from rapid.data.readers.columns import NONE
 from rapid.data.readers.decode import Encoded, decode
 from rapid.data.readers.labels import from_numbers
@@ -42,10 +42,13 @@ def read_folder(source: Source) -> Records:
     """
     if source.people is not None and source.people.column is not None:
         raise InputError(
-            "unit_column", "is for .npz files and tables; for a folder of images use --unit-folders", source.path
+            "unit_column",
+            "is for .npz files and tables; for a folder of images use --unit-folders",
+            source.people.column,
         )
     if source.label_column not in (None, NONE):
-        raise InputError("label_column", "is not for a folder of images, whose sub-folders are the labels", source.path)
+        problem = "is not for a folder of images, whose sub-folders are the labels; leave it out"
+        raise InputError("label_column", problem, source.label_column)
     try:
         names, groups = _classes(source) if source.people is None else _people(source)
     except OSError as error:
@@ -127,11 +130,9 @@ def _classes(source: Source) -> tuple[tuple[str, ...], list[Group]]:
         return (), [(0, "", loose)]
     if _are_splits(folders):
         parts = [one for folder in folders for one in class_folders(folder)]
-        names = tuple(sorted({one.name for one in parts}))
-        return names, [(names.index(one.name), "", image_files(one)) for one in parts]
-    return tuple(folder.name for folder in folders), [
-        (number, "", image_files(folder)) for number, folder in enumerate(folders)
-    ]
+        names = tuple(sorted({class_name(one) for one in parts}))
+        return names, [(names.index(class_name(one)), "", image_files(one)) for one in parts]
+    return tuple(map(class_name, folders)), [(number, "", image_files(folder)) for number, folder in enumerate(folders)]
 
 
 def _are_splits(folders: Sequence[Path]) -> bool:
@@ -150,4 +151,4 @@ def _people(source: Source) -> tuple[tuple[str, ...], list[Group]]:
     if loose or (labelled and any(class_folders(one) for _, one in people)):
         raise source.error("with --unit-folders every image lies in a person's folder: class/person or person")
     groups: list[Group] = [(number, one.name, image_files(one)) for number, one in people]
-    return tuple(folder.name for folder in folders) if labelled else (), groups
+    return tuple(map(class_name, folders)) if labelled else (), groups

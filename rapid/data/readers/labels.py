@@ -130,7 +130,9 @@ def people_of(values: Sequence[Any], column: str) -> NDArray[np.int64]:
         return np.unique(np.array(values, object), return_inverse=True)[1].reshape(-1).astype(np.int64)
     if kinds != {str}:
         raise InputError("unit_column", "must hold strings or integers, all of one kind", column)
-    return numbered(value.strip() for value in values)
+    # spreadsheets and pandas write 7 as 7.0: taken for two, a person would have half of the protection
+    names = (value.strip() for value in values)
+    return numbered(str(int(name.partition(".")[0])) if WHOLE.fullmatch(name) else name for name in names)
 
 
 def _whole(values: Sequence[Any], source: Source) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rapid.data.classes import class_folders, is_hidden
-from rapid.data.readers.columns import LABELS, check_people, file_column, label_column
+from rapid.data.readers.columns import LABELS, NONE, check_people, file_column, label_column
 from rapid.data.readers.decode import Encoded, decode
 from rapid.data.readers.folder import SPLITS, has_image, is_image, read_folder
 from rapid.data.readers.labels import from_values, people_of
@@ -93,7 +93,9 @@ def read_metadata(source: Source) -> Records:
 
 def _labelled_by_folders(columns: Sequence[str], source: Source) -> bool:
     """Whether no column has the labels, and the images lie in one sub-folder per class, two at least."""
-    if source.path.is_file() or source.label_column or source.people or any(name in LABELS for name in columns):
+    if source.path.is_file() or source.people or any(name in LABELS for name in columns):
+        return False
+    if source.label_column not in (None, NONE):
         return False
     # a single one may be called `images`
     return not has_image(source.path) and sum(has_image(folder) for folder in class_folders(source.path)) > 1
@@ -187,6 +189,19 @@ def _normal(name: str) -> str:
     return os.path.normpath(unicodedata.normalize("NFC", name))
 
 
+def _folder(place: Path, inner: str) -> Path | None:
+    """A folder in another one by its normal name, however its accents are written."""
+    if (place / inner).is_dir():
+        return place / inner
+    for part in Path(inner).parts:
+        named = (one for one in place.iterdir() if _normal(one.name) == part) if place.is_dir() else iter(())
+        found = next(named, None)
+        if found is None:
+            return None
+        place = found
+    return place if place.is_dir() else None
+
+
 def _listed(place: Path, names: Iterable[str]) -> dict[str, str]:
     """Paths of the files in a folder by the names that a table may give them: with and without their suffix.
 
@@ -194,8 +209,8 @@ def _listed(place: Path, names: Iterable[str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for inner in {os.path.dirname(name) for name in names}:  # noqa: PTH120 - a million names
-        folder = place / inner
-        if not folder.is_dir():
+        folder = _folder(place, inner)
+        if folder is None:
             continue
         with os.scandir(folder) as entries:
             files = sorted(entry.name for entry in entries if not entry.is_dir())

@@ -69,9 +69,9 @@ def read_table(source: Source) -> Records:
     for path in paths:
         for batch in _batches(parquet, path, [*small, *([] if soft is None else [soft])], source):
             for name, values in small.items():
-                values.extend(batch.column(name).to_pylist())
+                values.extend(_values(batch.column(name), path, source))
             if soft is not None and len(batch):
-                chances.append(as_rows(batch.column(soft).to_pylist(), source))
+                chances.append(as_rows(_values(batch.column(soft), path, source), source))
     if not sum(_opened(parquet, path, source).metadata.num_rows for path in paths):
         raise source.error("has no images")
     labels = None if label is None else from_values(small[label], classes.get(label), source, called=label, typed=True)
@@ -84,8 +84,7 @@ def read_table(source: Source) -> Records:
         for path in paths:
             row = 0
             for batch in _batches(parquet, path, [column], source, IMAGE_ROWS):
-                for value in batch.column(column).to_pylist():
-                    content = value.get("bytes") if isinstance(value, dict) else value
+                for content in _values(_bytes(batch.column(column)), path, source):
                     if content is None:
                         problem = "has no bytes of an image; embed the images in the file"
                         raise source.error(f"a row {problem}", f"row {row} {problem}", path)
@@ -124,6 +123,23 @@ def _opened(parquet: ModuleType, path: Path, source: Source) -> Any:
         raise
     except Exception:  # pyarrow raises errors of several kinds, whose messages hold what is in the file
         raise source.error(f"a file {DAMAGED}", DAMAGED, path) from None
+
+
+def _values(column: Any, path: Path, source: Source) -> list[Any]:
+    """The values of a column of a batch, as Python has them."""
+    try:
+        found: list[Any] = column.to_pylist()
+    except MemoryError:
+        raise
+    except Exception:  # as above: of text that is not UTF-8, and of times that Python does not have
+        raise source.error(f"a file {DAMAGED}", DAMAGED, path) from None
+    return found
+
+
+def _bytes(column: Any) -> Any:
+    """The encoded images of a column: of structs their bytes alone, as the rest is not read."""
+    names = [field.name for field in column.type] if str(column.type).startswith("struct") else []
+    return column.field("bytes") if "bytes" in names else column
 
 
 def _batches(parquet: ModuleType, path: Path, columns: list[str], source: Source, rows: int = ROWS) -> Iterator[Any]:

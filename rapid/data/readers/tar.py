@@ -119,9 +119,18 @@ def _samples(path: Path, source: Source) -> Iterator[tuple[str, list[bytes], Fie
         elif suffix == "json":
             fields |= _json(content, name, source, path)
         elif suffix.removesuffix(".txt").isidentifier():
-            fields[suffix.removesuffix(".txt")] = content.decode("utf-8", "replace").strip()
+            fields[suffix.removesuffix(".txt")] = _text(content)
     if current is not None:
         yield current, images, fields
+
+
+def _text(content: bytes) -> str | bytes:
+    """The text of a file; its bytes where it is none, which is an error if labels or people are looked for there."""
+    try:
+        return content.decode("utf-8").strip()
+    except UnicodeDecodeError:
+        # with a sign in place of what cannot be read, different labels could become one
+        return content
 
 
 def _members(path: Path, source: Source) -> Iterator[tuple[str, bytes]]:

@@ -12,6 +12,7 @@ from rapid.config.sections import (
     DpSgdSettings,
     ImageSettings,
     MethodSettings,
+    Multipliers,
     OverlapSettings,
     RateSchedule,
     SamplingSettings,
@@ -55,7 +56,7 @@ class MixtureSettings(Section):
 class PixelDenoiserSettings(DenoiserSettings):
     """The U-Net eps_theta(x_t, t, label) on pixels; the defaults suit small images on two CPU cores."""
 
-    multipliers: tuple[int, ...] = (1, 2, 2)
+    multipliers: Multipliers = (1, 2, 2)
     attention: tuple[bool, ...] = Field(
         (False, True, False), description="attention at each resolution, finest first; if any, in the middle, too"
     )

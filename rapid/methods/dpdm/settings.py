@@ -11,6 +11,7 @@ from rapid.config.sections import (
     DpSgdSettings,
     ImageSettings,
     MethodSettings,
+    Multipliers,
     RateSchedule,
     SamplingSettings,
     Section,
@@ -30,7 +31,7 @@ class NetworkSettings(Section):
 
     patch: int = Field(2, ge=1, description="pixels of patch x patch are channels of the U-Net: faster, less fine")
     channels: int = Field(32, ge=1)
-    multipliers: tuple[int, ...] = (1, 2)
+    multipliers: Multipliers = (1, 2)
     blocks: int = Field(1, ge=1, description="residual blocks at each resolution")
     attention: tuple[bool, ...] = Field((False, True), description="attention at each resolution, finest first")
     heads: int = Field(4, ge=1, description="attention heads, at the finest resolution")

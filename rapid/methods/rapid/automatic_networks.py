@@ -119,7 +119,7 @@ def choose_networks(tree: Tree, count: int, classes: int, labelled: bool, resour
     # measuring took time, too
     steps = int(max(0.0, (1 - LEFT) * resources.seconds_left - planned) / step)
     tree["denoiser"]["training"] = training(steps, *DENOISER[device.type])
-    words.insert(0, f"denoiser {width} channels, {tree['denoiser']['training']['steps']:,} steps")
+    words.insert(0, f"denoiser {width} channels, {max(1, steps):,} steps")
     return f"networks: {', '.join(words)}; about {resources.minutes:g} min by the measured time of first steps"
 
 

@@ -29,6 +29,8 @@ from rapid.probe.network import Probe
 
 SAMPLE = 2000
 BATCH = 250
+FEWEST_STEPS = 200
+"""Of the denoiser: with fewer it has hardly begun."""
 LOSSY = 25.0
 """PSNR, dB, below which fine detail of small images is gone to the eye."""
 LOW_RECALL = 0.9
@@ -161,7 +163,9 @@ def probe_accuracy(probe: Probe, images: Images, labels: NDArray[np.int64], devi
     return Contrast(float(hits.mean()), float(np.bincount(own).max() / len(own)))
 
 
-def findings(psnr: float, floor: Floor | None, searched: Searched | None, probe: Contrast | None) -> list[str]:
+def findings(
+    psnr: float, floor: Floor | None, searched: Searched | None, probe: Contrast | None, *, steps: int | None
+) -> list[str]:
     """One line for each part of the bundle, with what to do where it does not work.
 
     Args:
@@ -169,27 +173,31 @@ def findings(psnr: float, floor: Floor | None, searched: Searched | None, probe:
         floor: of the autoencoder; None without a probe.
         searched: of encoder and knowledge base; None where retrieval is off.
         probe: its accuracy; None without a probe.
+        steps: of the denoiser's training; None if the networks are given (`--networks`), so that nothing of them can be
+            changed.
     """
+    given = steps is None
     lines = [f"autoencoder: {psnr:.1f} dB on public images that it was not fitted to"]
     if psnr < LOSSY:
-        lines[0] += (
-            "; every image will look at least this coarse: raise autoencoder.latent_channels, or train it longer"
-        )
+        fix = "train your own without --networks" if given else "raise autoencoder.latent_channels, or train it longer"
+        lines[0] += f"; every image will look at least this coarse: {fix}"
     if floor is not None:
         lines.append(
             f"floor: images through the autoencoder are at Frechet distance {floor.decoded:.4f} from themselves in the "
             f"features of the probe, two halves of the images at {floor.halves:.4f} from each other"
         )
-    lines += _searched(searched)
+    if steps is not None and steps < FEWEST_STEPS:
+        lines.append(f"denoiser: trained for {steps:,} steps, too few to learn anything: train it longer")
+    lines += _searched(searched, given=given)
     if probe is not None:
         line = f"probe: {probe.value:.1%} of public images are nearest to their own class, by chance {probe.chance:.1%}"
         if probe.value < clearly_above(probe.chance, 2.0):
-            line += "; its features tell little: train it longer, or use other public classes"
+            line += "; its features tell little: use other public classes" + ("" if given else ", or train it longer")
         lines.append(line)
     return lines
 
 
-def _searched(found: Searched | None) -> list[str]:
+def _searched(found: Searched | None, *, given: bool) -> list[str]:
     """Lines on encoder, retrieval and index."""
     if found is None:
         return ["retrieval: off (retrieval.enabled), so there is neither trajectory encoder nor knowledge base"]
@@ -202,7 +210,7 @@ def _searched(found: Searched | None) -> list[str]:
         line += f"{retrieval.chance:.1%}"
         if not retrieval_works(retrieval):
             line += ": it finds nothing at this k; objectives without retrieval lose nothing (retrieval.enabled=false)"
-            line += ", or lower retrieval.k"
+            line += "" if given else ", or lower retrieval.k"
         lines.append(line)
     if recall is not None:
         line = f"index: finds {recall.share:.1%} of the {recall.neighbours} nearest records of {recall.queries} queries"

@@ -311,7 +311,8 @@ class _Stage:
         if probe is not None:
             floor = autoencoder_frechet(autoencoder, probe, reference, self.device)
             known = probe_accuracy(probe, reference, self.labels[self.reference], self.device)
-        return as_facts(psnr, floor, searched, known), findings(psnr, floor, searched, known)
+        steps = self.settings.denoiser.training.steps if self.builder.given is None else None
+        return as_facts(psnr, floor, searched, known), findings(psnr, floor, searched, known, steps=steps)
 
 
 def _about(settings: RapidSettings, lines: Sequence[str], *, trained: bool) -> str:
