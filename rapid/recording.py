@@ -7,6 +7,7 @@ that, and the GPU waits. A recording starts all of them at once, with the same r
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -92,7 +93,9 @@ class Recorder:
             # without sizes, which may depend on what is private
             reason, crowded = "there is too little memory on the device", self.recordings > 0
         except RuntimeError as error:
-            reason, crowded = str(error).splitlines()[0] if str(error) else type(error).__name__, False
+            # without numbers, for the same reason
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason, crowded = re.sub(r"\d+", "_", first), False
         self.forget()
         if not crowded:
             self._capture = None

@@ -51,15 +51,15 @@ def read_folder(source: Source) -> Records:
         raise InputError("label_column", problem, source.label_column)
     try:
         names, groups = _classes(source) if source.people is None else _people(source)
+        files = [file for _, _, group in groups for file in group]
+        folders = {Path(file).parent for file in files}
+        _check_all_read(source, folders)
+        if len(folders) == 1:
+            _check_alone(source, {source.path, *folders})
     except OSError as error:
         raise source.error(UNREADABLE, f"{UNREADABLE} ({error.strerror})", error.filename) from None
-    files = [file for _, _, group in groups for file in group]
-    folders = {Path(file).parent for file in files}
-    _check_all_read(source, folders)
     if not files:
         raise source.error(f"has no images ({', '.join(IMAGES)})")
-    if len(folders) == 1:
-        _check_alone(source, {source.path, *folders})
     sizes = [len(group) for _, _, group in groups]
     labels: Labels | None = None
     if names:
