@@ -130,7 +130,7 @@ def test_bundles_hold_no_trace_of_it(base: Path, model: Path) -> None:
     assert "encoder_loss" not in config(base)["facts"]["quality"]
     assert {"decoded", "halves"} == set(config(base)["facts"]["quality"]["autoencoder_frechet"])
     assert [line.split(":")[0] for line in config(base)["facts"]["findings"]] == [
-        "autoencoder", "floor", "retrieval", "probe"
+        "autoencoder", "floor", "denoiser", "retrieval", "probe"
     ]  # fmt: skip
 
 
@@ -259,7 +259,7 @@ def test_exported_networks(off: Path, digits: Path, networks: Bundle, tmp_path: 
 def test_an_unlabelled_set_has_no_floor(images: Path, tmp_path: Path) -> None:
     done("build-kb", "--public", images / "unlabelled.npz", "--out", tmp_path / "base", "--minutes", 0.02)
     facts = config(tmp_path / "base")["facts"]
-    assert [line.split(":")[0] for line in facts["findings"]] == ["autoencoder", "retrieval"]
+    assert [line.split(":")[0] for line in facts["findings"]] == ["autoencoder", "denoiser", "retrieval"]
     assert set(facts["quality"]) == {"autoencoder_psnr"}
     done("generate", "--model", tmp_path / "base", "--count", 2, "--out", tmp_path / "images.npz")
 
