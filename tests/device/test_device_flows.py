@@ -57,7 +57,9 @@ def test_build_kb_stops_resumes_and_makes_the_bundle_of_a_cpu(
     for component in ("autoencoder", "denoiser", "encoder", "probe", "subspace"):
         expected = weights(public_bundle, component)
         for name, tensor in weights(out, component).items():
-            torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4, msg=f"{component} {name}")
+            # softmax does not see a bias of keys: its gradient is rounding alone, which Adam makes whole steps of
+            if not name.endswith("to_k.bias"):
+                torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-4, msg=f"{component} {name}")
     assert Bundle.open(out, "out", "public").config.components.keys() == (
         Bundle.open(public_bundle, "out", "public").config.components.keys()
     )
