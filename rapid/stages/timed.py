@@ -111,7 +111,7 @@ class TimedSteps:
         if other and steps < 1:
             least = math.ceil((other + seconds * LEAST_STEPS) / WORK / 60)
             problem = f"are too few: all that comes beside DP-SGD takes about {other / 60:.1f} minutes; give at least"
-            raise InputError("minutes", f"{problem} {least}, or leave it out for private.steps", self.minutes)
+            raise InputError("minutes", f"{problem} {least}, or leave it out", self.minutes)
         return max(1, steps)
 
 

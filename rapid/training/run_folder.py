@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 
 from rapid.errors import InputError
 from rapid.files import check_folder, write_json
+from rapid.parsing import parse_json
 
 MANIFEST, RUN, LOCK = "manifest.json", "run.json", "lock"
 REMEMBERED = "remembered"
@@ -161,8 +162,8 @@ class RunFolder:
     def earlier(self) -> dict[str, Any] | None:
         """The manifest of an earlier run in this folder; None if there is none that can be read."""
         try:
-            manifest: Any = json.loads(self._manifest.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            manifest = parse_json(self._manifest.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
             return None
         return manifest if isinstance(manifest, dict) else None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import json
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -72,5 +71,4 @@ def _response(model: Model, probabilities: NDArray[np.float32]) -> Response:
         "model": model.name,
         "privacy": model.privacy,
     }
-    text = json.dumps(content, allow_nan=False)
-    return Response(text, media_type=responses.JSON, headers=responses.model_headers(model))
+    return Response(responses.json_text(content), media_type=responses.JSON, headers=responses.model_headers(model))

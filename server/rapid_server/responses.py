@@ -109,7 +109,7 @@ def _json_response(reply: Reply, images: list[ImageDone], contents: list[str]) -
         "model": model.name,
         "privacy": model.privacy,
     }
-    return Response(_text(content), media_type=JSON, headers=headers(model, job))
+    return Response(json_text(content), media_type=JSON, headers=headers(model, job))
 
 
 async def as_png(reply: Reply, images: list[ImageDone]) -> Response:
@@ -124,13 +124,13 @@ async def as_png(reply: Reply, images: list[ImageDone]) -> Response:
 async def as_lines(reply: Reply) -> AsyncIterator[bytes]:
     """One JSON object per line: the start, each image when it is finished, the end."""
     async for _, content in _events(reply):
-        yield _text(content).encode() + b"\n"
+        yield json_text(content).encode() + b"\n"
 
 
 async def as_events(reply: Reply) -> AsyncIterator[bytes]:
     """The same as server-sent events, named by their `type`."""
     async for name, content in _events(reply):
-        yield f"event: {name}\ndata: {_text(content)}\n\n".encode()
+        yield f"event: {name}\ndata: {json_text(content)}\n\n".encode()
 
 
 async def as_zip(reply: Reply) -> AsyncIterator[bytes]:
@@ -185,7 +185,7 @@ async def _events(reply: Reply) -> AsyncIterator[tuple[str, dict[str, Any]]]:
     yield "end", {"type": "end", "count": done}
 
 
-def _text(content: dict[str, Any]) -> str:
+def json_text(content: dict[str, Any]) -> str:
     """JSON; a ValueError where a number is not finite, which JSON does not know."""
     return json.dumps(content, allow_nan=False)
 
