@@ -180,8 +180,10 @@ class PrivateMechanism:
             return total[0]
 
         draws, clip_norm = self._spec.multiplicity, self._spec.clip_norm
-        counts = torch.ones(len(indices), dtype=torch.bool) if drawn is None else drawn
-        for piece, counted in zip(indices.split(self._piece), counts.split(self._piece), strict=True):
+        pieces = indices.split(self._piece)
+        # without padding the book-keeper need not write the rows of examples that add nothing
+        counts = [None] * len(pieces) if drawn is None else drawn.split(self._piece)
+        for piece, counted in zip(pieces, counts, strict=True):
             rows = piece.repeat_interleave(draws)
             if len(piece) == 0:
                 continue

@@ -73,18 +73,19 @@ class RecordedSum:
         """Number of sizes that are replayed."""
         return self._recorder.recordings
 
-    def clipped_sum(self, positions: Tensor, counted: Tensor) -> Tensor:
+    def clipped_sum(self, positions: Tensor, counted: Tensor | None = None) -> Tensor:
         """The sum of the clipped gradients of examples, float64, all parameters in one vector. Private: without noise.
 
         Args:
             positions: int64 (n,), 1 <= n <= piece, on the CPU.
-            counted: bool (n,), on the CPU; false for examples that add nothing.
+            counted: bool (n,), on the CPU; false for examples that add nothing; by default all count.
         """
         count = len(positions)
         size = min(self._piece, -(-count // self._step) * self._step)
         filled = pad(positions, self._examples, size, 1, self._randomness)
         used = filled.drawn
-        used[:count] &= counted
+        if counted is not None:
+            used[:count] &= counted
         with exact_float32():
             prepared = self._objective.prepare(filled.indices.repeat_interleave(self._spec.multiplicity))
         (total,) = self._recorder(used.to(self._device, non_blocking=True), *prepared)

@@ -26,7 +26,7 @@ ROUNDING_MARGIN = 2.0**-8
 It covers rounding in the norms, in the sums, and in gradients that vary in their last bits with the batch in which they
 are computed. See "Finite precision" in docs/guarantee.md for what it is compared with.
 """
-PIECE = 32
+PIECE = 256
 """Examples whose convolutions and matrix products are summed in float32; everything else is summed in float64."""
 CANCELLATION = 16
 """Rounding errors, in machine epsilons, by which the norm of a ghost is raised (see `_inner`).
