@@ -5,16 +5,35 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from rapid.errors import InputError
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 Model = TypeVar("Model", bound=BaseModel)
 
 DEEP = "is nested too deeply"
+_KINDS = {
+    "bool": "true or false",
+    "date": "a date",
+    "datetime": "a date and a time",
+    "dict": "a section, such as {name: value}",
+    "finite_number": "a finite number",
+    "float": "a number",
+    "int": "a whole number",
+    "list": "a list, such as [1, 2]",
+    "model": "a section, such as {name: value}",
+    "string": "text",
+    "tuple": "a list, such as [1, 2]",
+}
+"""What a value is to be, by the beginning of the kind of error that pydantic reports."""
+_BOUNDS = {"greater_than": "more than", "greater_than_equal": "at least", "less_than": "less than"}
+_BOUNDS |= {"less_than_equal": "at most"}
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
@@ -50,6 +69,18 @@ def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> An
     except (ValueError, LookupError, AttributeError):
         # of dates such as 2026-13-45, of thousands of digits, and of tags such as !!bool beside other text
         raise yaml.YAMLError("a value is out of range") from None
+
+
+def problem_of(error: ErrorDetails, verb: str = "must") -> str:
+    """What is wrong with a value, in words that follow its name: "must be at least 1", or with another verb."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in _BOUNDS:
+        (bound,) = context.values()
+        return f"{verb} be {_BOUNDS[kind]} {str(bound).removesuffix('.0')}"
+    for beginning, words in _KINDS.items():
+        if kind == beginning or kind.removeprefix(beginning) in ("_type", "_parsing", "_from_float", "_parsing_size"):
+            return f"{verb} be {words}"
+    return error["msg"].replace("Input should", verb, 1).removeprefix("Value error, ")
 
 
 class _Loader(yaml.SafeLoader):
@@ -98,5 +129,5 @@ def read_yaml(path: Path, model: type[Model], field: str, content: str) -> Model
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        what = "there is no such setting" if first["type"] == "extra_forbidden" else first["msg"]
+        what = "there is no such setting" if first["type"] == "extra_forbidden" else problem_of(first)
         raise InputError(field, f"{name}: {what}" if name else what, path) from None

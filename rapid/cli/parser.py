@@ -25,6 +25,7 @@ from rapid.cli.arguments import (
     add_unit_folders,
     add_units,
 )
+from rapid.cli.usage import Parser
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser. It sets `run` to the command's function, "module:function", which is imported only when needed."""
-    parser = argparse.ArgumentParser(prog="rapid", description=rapid.__doc__, allow_abbrev=False)
+    parser: argparse.ArgumentParser = Parser(prog="rapid", description=rapid.__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"rapid {rapid.__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in (

@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 
 from rapid.config.sections import MethodSettings
 from rapid.errors import InputError
-from rapid.parsing import parse_yaml
+from rapid.parsing import parse_yaml, problem_of
 
 S = TypeVar("S", bound=MethodSettings)
 Tree = dict[str, Any]
@@ -189,7 +189,7 @@ def _names(tree: Tree, prefix: str = "") -> Iterator[str]:
 def _problem(found: ErrorDetails, kind: type[BaseModel]) -> str:
     """What is wrong with a setting, in words."""
     if found["type"] != UNKNOWN:
-        return found["msg"].removeprefix("Value error, ")
+        return problem_of(found)
     near = get_close_matches(_name(found["loc"]), _names(_sections(kind)), 1)
     return f"there is no such setting{f'; did you mean {near[0]}?' if near else ''}"
 

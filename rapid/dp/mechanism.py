@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from functools import cached_property, partial
 
-import torch
 from torch import Tensor, nn
 
 from rapid.dp.correlation import Correlation, coefficients, deal

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rapid.errors import InputError, RapidError
+from rapid.parsing import problem_of
 from rapid_server.engine import ClientFullError, EngineFailedError, EngineFullError, EngineStoppedError
 from rapid_server.problems import has_openai_form, problem_response
 
@@ -34,7 +35,7 @@ def add_exception_handlers(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         field = str(first["loc"][-1])
-        detail = f"{field}: {first['msg'].removeprefix('Input ')}"
+        detail = f"{field}: {problem_of(first, 'should')}"
         return problem_response(request.scope, 422, _short(detail), param=field)
 
     async def refused(request: Request, error: Exception) -> Response:

@@ -19,6 +19,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from rapid.parsing import problem_of
+
 Request = TypeVar("Request", bound=BaseModel)
 
 _INT64_END = 2**63
@@ -335,4 +337,4 @@ def _message(kind: type[BaseModel], error: ErrorDetails) -> str:
         case "json_invalid":
             return "is not JSON" + error["msg"].removeprefix("Invalid JSON")
         case _:
-            return error["msg"].removeprefix("Input ").removeprefix("Value error, ")
+            return problem_of(error, "should")

@@ -28,7 +28,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from rapid.errors import InputError
-from rapid.parsing import parse_yaml
+from rapid.parsing import parse_yaml, problem_of
 from rapid_server.setting_types import check_origin, is_loopback, split_list, split_model, split_token
 
 PREFIX = "RAPID_SERVE_"
@@ -253,10 +253,6 @@ def _input_error(
 
 
 def _problem(error: ErrorDetails) -> str:
-    match error["type"]:
-        case "missing":
-            return f"is missing; give the folder of a bundle, here, as {PREFIX}MODEL or as model in a --settings file"
-        case "tuple_type":
-            return "should be a list"
-        case _:
-            return error["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    if error["type"] == "missing":
+        return f"is missing; give the folder of a bundle, here, as {PREFIX}MODEL or as model in a --settings file"
+    return problem_of(error, "should")

@@ -156,7 +156,7 @@ UNREAD = "--public {tmp}/floats.npz"
         (f"build-kb {UNREAD} --out {{public}}", "continue with --resume"),
         (f"build-kb {UNREAD} --out {{tmp}}/full/mine.txt/out", "mine.txt is not a folder; choose another name"),
         (f"build-kb {UNREAD} --out {{new}} --set retreival.k=3", "--set retreival: there is no such setting"),
-        (f"build-kb {UNREAD} --out {{new}} --set denoiser.channels=many", "--set denoiser.channels: Input should be"),
+        (f"build-kb {UNREAD} --out {{new}} --set denoiser.channels=many", "--set denoiser.channels: must be a"),
         (f"build-kb {UNREAD} --out {{new}} --preset nonsense", "unknown; choose one of auto, "),
         (f"build-kb {UNREAD} --out {{new}} --preset demo --set private.stps=3", "; did you mean private.steps?"),
         ("train-private --base {public} --private {tmp}/floats.npz --epsilon 1 --out {tmp}/full", "holds other files"),

@@ -54,7 +54,7 @@ def test_settings_are_chosen_privately(tmp_path: Path, public_bundle: Path, digi
 @pytest.mark.parametrize(
     ("content", "more", "words"),
     [
-        ("a: {private.steps: 0}", "", "'a': private.steps: Input should be greater than or equal to 1"),
+        ("a: {private.steps: 0}", "", "'a': private.steps: must be at least 1"),
         ("a: {denoiser.channels: 4}", "", "'a': denoiser.channels: the public bundle (--base) fixes 'denoiser'"),
         ("a: {private.nothing: 4}", "", "'a': private.nothing"),
         ("- private.steps=3", "", "must name candidates and their settings"),

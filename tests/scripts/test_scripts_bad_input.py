@@ -68,7 +68,7 @@ studies: {few: [[generation.steps=4]]}
     ("old", "new", "words"),
     [
         ("epsilon: 8", "", "epsilon: Field required"),
-        ("epsilon: 8", "epsilon: 0", "epsilon: Input should be greater than 0"),
+        ("epsilon: 8", "epsilon: 0", "epsilon: must be more than 0"),
         ("epsilon: 8", "repeated: [many]", "repeated names many"),
         ("images: 60", "images: 60\nimages: 70", "'images' stands twice"),
         ("images: 60", "images: 60\nimage: 70", "image: there is no such setting"),

@@ -60,7 +60,7 @@ def test_images(api: openai.OpenAI, generator: Generator) -> None:
     [
         ({"prompt": "a cat"}, "prompt", "unknown; the model knows 0, 1, 2"),
         ({"prompt": "7", "n": 301}, "n", "n: should be at most 300"),
-        ({"prompt": "7", "n": 0}, "n", "n: should be greater than"),
+        ({"prompt": "7", "n": 0}, "n", "n: should be at least"),
         ({"prompt": "7", "size": "1024x1024"}, "size", "are 32x32; ask for that, or for auto"),
         ({"prompt": "7", "response_format": "url"}, "response_format", "'b64_json'"),
         ({"prompt": "7", "output_format": "jpeg"}, "output_format", "'png'"),

@@ -195,7 +195,7 @@ def test_bad_requests_are_refused_before_anything_is_spent(
     [
         ("network.depth=12", "6 n"),
         ("private.views={border: reflect, shift: 40}", "less than image.size"),
-        ("warmup.rho=-1", "greater than or equal"),
+        ("warmup.rho=-1", "must be at least"),
     ],
 )
 def test_bad_settings_are_named(override: str, words: str) -> None:

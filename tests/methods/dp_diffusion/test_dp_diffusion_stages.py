@@ -245,7 +245,7 @@ def test_membership_scores_are_finite_and_of_each_image(tmp_path: Path, base: Bu
             "divisible by 16",
         ),
         (["private.views.shift=32"], "must be less than image.size"),
-        (["generation.attempts=2"], "less than or equal to 1"),
+        (["generation.attempts=2"], "must be at most 1"),
         (["generation.steps=1001"], "at most 1000"),
     ],
 )

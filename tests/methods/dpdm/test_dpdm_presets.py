@@ -123,8 +123,8 @@ def test_the_tables_of_samplers() -> None:
         ("image.size=30", "image.size must be divisible by 4"),
         ("network.attention=[true]", "attention needs one entry for each"),
         ("network.heads=5", "must be divisible by heads"),
-        ("private.configuration=ddpm", "Input should be"),
-        ("generation.attempts=2", "less than or equal to 1"),
+        ("private.configuration=ddpm", "must be"),
+        ("generation.attempts=2", "must be at most 1"),
         ("generation.data=celeba", "no best settings for downstream on celeba"),
     ],
 )

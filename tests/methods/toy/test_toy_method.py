@@ -153,7 +153,7 @@ def test_it_has_no_public_stage(environment: dict[str, str], letters: Path, tmp_
         (["--method", "no-such"], "--method no-such: is unknown; choose one of class-means, "),
         (["--method", "rapid"], "--base: rapid needs a public bundle"),
         ([], "--base: give a public bundle, or a --method that needs none"),
-        (["--method", "class-means", "--set", "private.bound=-1"], "--set private.bound: Input should be greater"),
+        (["--method", "class-means", "--set", "private.bound=-1"], "--set private.bound: must be more than"),
     ],
 )
 def test_wrong_methods_are_refused_in_one_line(
