@@ -180,7 +180,7 @@ class PrivateMechanism:
 
         draws, clip_norm = self._spec.multiplicity, self._spec.clip_norm
         pieces = indices.split(self._piece)
-        # without padding the book-keeper need not write the rows of examples that add nothing
+        # None spares the book-keeper a copy of all rows, which hides from the clock which of them are padding
         counts = [None] * len(pieces) if drawn is None else drawn.split(self._piece)
         for piece, counted in zip(pieces, counts, strict=True):
             rows = piece.repeat_interleave(draws)
