@@ -30,9 +30,9 @@ from rapid.sampling.generate import generate
 from rapid.sampling.generator import Generator
 
 BATCHES = (32, 64, 128, 256, 512)
-ROUNDS = 3
-"""Of each comparison, alternating with and without a server: the speed of a machine varies."""
-RUNS = 15
+ROUNDS = 9
+"""Of each comparison, alternating with and without a server: the speed of a machine varies within seconds."""
+RUNS = 5
 """Requests per round on an idle server."""
 LARGE, SMALL = 2000, 4
 
@@ -180,7 +180,9 @@ def main() -> None:
     """Run all measurements and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--seconds", type=at_least(0.5), default=30, help="duration of each measurement under load")
+    parser.add_argument(
+        "--seconds", type=at_least(0.5), default=30, help="under load, of a measurement or three rounds of it"
+    )
     parser.add_argument("--clients", type=at_least(1), default=32)
     parser.add_argument("--images", type=at_least(1), default=16, help="per request, when measuring throughput")
     options = parser.parse_args()
@@ -194,11 +196,11 @@ def main() -> None:
         print(f"bare: best with a batch of {batch}", flush=True)
         generator, rounds = bare(options.model, batch), []
         for _ in range(ROUNDS):
-            alone = bare_throughput(generator, options.seconds)
-            rounds.append((asyncio.run(throughput(url, options.clients, options.images, options.seconds)), alone))
+            alone = bare_throughput(generator, options.seconds / 3)
+            rounds.append((asyncio.run(throughput(url, options.clients, options.images, options.seconds / 3)), alone))
             print(f"many clients: {rounds[-1][0]:.1f} images/s, bare {alone:.1f}", flush=True)
         served, alone = (statistics.median(column) for column in zip(*rounds, strict=True))
-        share = statistics.median(many / own for many, own in rounds)
+        low, share, high = statistics.quantiles((many / own for many, own in rounds), n=4)
         idle: dict[int, tuple[float, float]] = {}
         for count in (1, SMALL):
             pairs = []
@@ -217,7 +219,7 @@ def main() -> None:
             (
                 f"images per second, {options.clients} clients, {options.images} images each",
                 f"{served:.1f}",
-                f"{alone:.1f} bare, batch {batch}: {share:.2f} (median of rounds)",
+                f"{alone:.1f} bare, batch {batch}: {share:.2f} (quartiles of rounds {low:.2f}, {high:.2f})",
             ),
             ("one image, idle", f"{1e3 * one:.0f} ms", f"{1e3 * bare_one:.0f} ms bare: {one / bare_one:.2f}x"),
             (

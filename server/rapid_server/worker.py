@@ -37,10 +37,13 @@ QUICK_STEP = 0.03
 one that comes waits no longer than that."""
 QUICK_LATENTS = 16
 """Least latents of such a group: with fewer, the decoder is much less efficient."""
-MEASUREMENTS = 5
-"""Steps per measured size; the shortest one counts, as other processes may have delayed the rest."""
-MEASURE_SECONDS = 1.0
-"""No further measurement of a size once its steps have taken so long."""
+MEASUREMENTS = 6
+"""Steps per measured size; the shortest one counts, as other processes may have delayed the rest. The sizes take turns,
+as what delays one step often delays the next ones, too."""
+ROUNDS_SECONDS = 4.0
+"""No further round of sizes begins after so long."""
+DECODER_SECONDS = 1.0
+"""No further measurement of the decoder after so long."""
 MAX_MEASURED = 1024
 """Largest measured size."""
 DECODER_ROWS = 64
@@ -161,16 +164,19 @@ class Worker:
         generate(self.generator, 1, seed=0)
         most = self.batch if self._fixed else MAX_MEASURED
         sizes: list[int] = []
-        seconds: list[float] = []
         calls: list[float] = []
-        latent = self._measure_decoder()
+        begin, latent = time.perf_counter(), self._measure_decoder()
         for size in [2**power for power in range(most.bit_length())]:
             sizes.append(size)
-            calls.append(self._measure_step(size))
-            seconds.append(calls[-1] + latent * size / self._calls)
-            longest = max(LONGEST_STEP, 2 * seconds[0])
-            if seconds[-1] > longest:
+            calls.append(min(self._measure_step(size) for _ in range(2)))
+            if calls[-1] > max(LONGEST_STEP, 2 * calls[0]):
                 break
+        for _ in range(MEASUREMENTS - 2):
+            if time.perf_counter() - begin > ROUNDS_SECONDS:
+                break
+            calls = [min(call, self._measure_step(size)) for size, call in zip(sizes, calls, strict=True)]
+        seconds = [call + latent * size / self._calls for size, call in zip(sizes, calls, strict=True)]
+        longest = max(LONGEST_STEP, 2 * seconds[0])
         self._costs = Costs(sizes, seconds)
         if not self._fixed:
             self.batch = self._costs.best_batch(longest)
@@ -185,34 +191,27 @@ class Worker:
     def _measure_step(self, size: int) -> float:
         """Seconds of a network call with `size` rows, of which, on average, size / calls begin."""
         labels = np.zeros(size, np.int64) if self.generator.classes else None
-        rows = np.zeros(0, np.int64)
-        beginning: list[float] = []
-        calling: list[float] = []
-        while len(calling) < MEASUREMENTS and sum(calling) <= MEASURE_SECONDS:
-            start = time.perf_counter()
-            if not len(rows):
-                rows = self._trajectories.begin(0, np.arange(size), labels)
-                beginning.append(time.perf_counter() - start)
-                start = time.perf_counter()
-            finished = self._trajectories.advance(rows)
-            # a GPU computes in the background: reading the result waits for it
-            finished.latents.sum().item()
-            self._device = finished.latents.device
-            calling.append(time.perf_counter() - start)
-            rows = np.setdiff1d(rows, finished.rows)
-        self._trajectories.drop(rows)
-        return min(calling) + min(beginning) / self._calls
+        start = time.perf_counter()
+        rows = self._trajectories.begin(0, np.arange(size), labels)
+        beginning, start = time.perf_counter() - start, time.perf_counter()
+        finished = self._trajectories.advance(rows)
+        # a GPU computes in the background: reading the result waits for it
+        finished.latents.sum().item()
+        calling = time.perf_counter() - start
+        self._device = finished.latents.device
+        self._trajectories.drop(np.setdiff1d(rows, finished.rows))
+        return calling + beginning / self._calls
 
     def _measure_decoder(self) -> float:
         """Seconds of decoder and probe for a latent, of as many as are decoded together; of fewer if it is slow."""
-        count = min(DECODER_ROWS, 1 + int(MEASURE_SECONDS / self._decoding(1)))
+        count = min(DECODER_ROWS, 1 + int(DECODER_SECONDS / self._decoding(1)))
         return self._decoding(count) / count
 
     def _decoding(self, count: int) -> float:
         """Seconds to decode and label so many latents."""
         latents = torch.zeros(count, *self.generator.latent_shape)
         found: list[float] = []
-        while len(found) < MEASUREMENTS and sum(found) <= MEASURE_SECONDS:
+        while len(found) < MEASUREMENTS and sum(found) <= DECODER_SECONDS:
             start = time.perf_counter()
             self.generator.finish(latents)
             found.append(time.perf_counter() - start)

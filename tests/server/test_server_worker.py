@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, cast
 
@@ -87,27 +89,27 @@ def test_measured(generator: Generator) -> None:
 
 
 class SlowCalls:
-    """A real generator on a machine on which each network call waits long, however many rows it has."""
+    """A real generator on a machine on which network calls wait, however many rows they have: so many seconds each."""
 
     class Rows:
-        def __init__(self, rows: Trajectories) -> None:
-            self._rows = rows
+        def __init__(self, rows: Trajectories, waits: Iterator[float]) -> None:
+            self._rows, self._waits = rows, waits
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._rows, name)
 
         def advance(self, rows: NDArray[np.int64]) -> Finished:
-            time.sleep(0.15)
+            time.sleep(next(self._waits))
             return self._rows.advance(rows)
 
-    def __init__(self, generator: Generator) -> None:
-        self._generator = generator
+    def __init__(self, generator: Generator, waits: Iterable[float]) -> None:
+        self._generator, self._waits = generator, iter(waits)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._generator, name)
 
     def trajectories(self) -> Any:
-        return self.Rows(self._generator.trajectories())
+        return self.Rows(self._generator.trajectories(), self._waits)
 
 
 def quick(private_bundle: Path, steps: int) -> Generator:
@@ -116,9 +118,18 @@ def quick(private_bundle: Path, steps: int) -> Generator:
 
 def test_measured_at_a_bad_moment(private_bundle: Path) -> None:
     """If one row takes long already, single rows would not make steps any shorter."""
-    worker = Worker(cast(Generator, SlowCalls(quick(private_bundle, 2))))
+    worker = Worker(cast(Generator, SlowCalls(quick(private_bundle, 2), repeat(0.15))))
     worker.measure()
     assert worker.batch >= 32
+
+
+def test_a_single_delay_does_not_end_the_measurement(private_bundle: Path) -> None:
+    """Without it, steps of a few more rows would hardly take longer."""
+    # the first image takes two calls, each size two at first: this is one of two rows
+    waits = chain(repeat(0.0, 4), [1.0], repeat(0.0))
+    worker = Worker(cast(Generator, SlowCalls(quick(private_bundle, 2), waits)))
+    worker.measure()
+    assert worker.batch > 2
 
 
 def test_a_fixed_batch_stays(generator: Generator) -> None:
