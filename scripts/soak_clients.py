@@ -28,10 +28,10 @@ BAD_BODIES = (b"", b"[", b'{"count": 0}', b'{"count": 1e9}', b'{"count": 1, "lab
 
 RUDE = (
     b"NONSENSE\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 40_000 + b"\r\n\r\n",
-    b"GET /%00%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{",
-    b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 40_000 + b"\r\n\r\n",
+    b"GET /%00%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{",
+    b"POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
 )
 
 Client = Callable[["Load", httpx.Client, random.Random], None]
@@ -189,7 +189,7 @@ CLIENTS: tuple[Client, ...] = (small, small, again, again, cut, reset, bad, rude
 def request_bytes(count: int, accept: str) -> bytes:
     """The bytes of a request."""
     body = json.dumps({"count": count}).encode()
-    head = f"POST /generate HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\nContent-Type: application/json\r\n"
+    head = f"POST /generate HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\nContent-Type: application/json\r\n"
     return head.encode() + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
 
 

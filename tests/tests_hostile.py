@@ -47,7 +47,7 @@ def until(holds: Callable[[], bool], seconds: float = 20) -> None:
 
 def post(body: dict[str, Any] | bytes, *headers: str, path: str = "/generate", version: str = "1.1") -> bytes:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/{version}", "Host: x", "Content-Type: application/json", *headers]
+    lines = [f"POST {path} HTTP/{version}", "Host: localhost", "Content-Type: application/json", *headers]
     return "\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""]).encode() + content
 
 

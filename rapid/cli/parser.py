@@ -233,6 +233,10 @@ def _serve(subparsers: Subparsers) -> None:
         serve.add_argument(name, type=int, metavar="N", help=f"most {words}; default: {value}")
     origin = "allow web pages of this origin, such as https://example.org, to call the API; may be repeated"
     serve.add_argument("--cors-origin", action="append", metavar="ORIGIN", dest="cors_origins", help=origin)
+    host = (
+        "allow requests that name this host, such as that of a proxy on this machine, without tokens; may be repeated"
+    )
+    serve.add_argument("--allowed-host", action="append", metavar="NAME", dest="allowed_hosts", help=host)
     serve.add_argument("--log-format", choices=["text", "json"], help="default: text")
     serve.add_argument("--batch", type=int, metavar="N", help="images per denoising step; default: measured at start")
 

@@ -26,6 +26,7 @@ from rapid_server.engine import Engine
 from rapid_server.exception_handlers import CatchExceptions, add_exception_handlers
 from rapid_server.generation import EndJobs, client_of, generation_router, while_connected
 from rapid_server.headers import AddSecurityHeaders, AnswerHead
+from rapid_server.hosts import RequireHost
 from rapid_server.limits import LimitBody, LimitHead
 from rapid_server.logs import LogRequests
 from rapid_server.metrics import CountRequests, Metrics
@@ -113,6 +114,8 @@ def _add_middleware(app: FastAPI, settings: ServerSettings, metrics: Metrics) ->
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
             expose_headers=["X-Rapid-Seed", "X-Rapid-Model", "X-Rapid-Epsilon", "X-Rapid-Delta", "Retry-After"],
         )
+    if settings.only_local:
+        app.add_middleware(RequireHost, known=(settings.host.lower(), *settings.allowed_hosts))
     app.add_middleware(AnswerHead)
     app.add_middleware(LimitHead)
     app.add_middleware(RejectExcessConnections)

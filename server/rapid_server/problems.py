@@ -22,6 +22,7 @@ KINDS = {
     405: (REQUEST, "method_not_allowed"),
     408: (REQUEST, "request_timeout"),
     413: (REQUEST, "request_too_large"),
+    421: (REQUEST, "misdirected_request"),
     422: (REQUEST, "invalid_value"),
     429: (RATE, "rate_limit_exceeded"),
     500: (SERVER, "internal_error"),

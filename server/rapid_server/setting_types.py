@@ -16,6 +16,8 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """Valid names of clients and models."""
 
 _HASH = re.compile(r"[0-9a-f]{64}")
+ANY_HOST = "*"
+_HOST = re.compile(r"\*|[^*/?#@:\s\[\]]+")
 _ORIGIN = re.compile(r"https?://[^/?#@\s]+")
 
 
@@ -62,6 +64,17 @@ def check_origin(entry: str) -> str:
     if entry != "*" and not _ORIGIN.fullmatch(entry):
         raise ValueError("should be an origin such as https://example.org, without a path or a slash at its end, or *")
     return entry
+
+
+def check_host(entry: str) -> str:
+    """Accept a host name or an address, without a port, or `ANY_HOST` for all; return it in lower case."""
+    host = entry.lower().removeprefix("[").removesuffix("]")
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        if _HOST.fullmatch(host):
+            return host
+    raise ValueError("should be a name or an address such as images.example.org, without http:// and port, or *")
 
 
 def is_loopback(host: str) -> bool:

@@ -29,11 +29,13 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, Pydanti
 
 from rapid.errors import InputError
 from rapid.parsing import parse_yaml, problem_of
-from rapid_server.setting_types import check_origin, is_loopback, split_list, split_model, split_token
+from rapid_server.setting_types import check_host, check_origin, is_loopback, split_list, split_model, split_token
 
 PREFIX = "RAPID_SERVE_"
 UNFLAGGED = ("tokens", "max_steps", "max_body_bytes", "max_connections", "grace_seconds")
 """Settings without a flag: for the environment and the settings file only."""
+SINGULAR = {"cors_origins": "cors_origin", "allowed_hosts": "allowed_host"}
+"""Flags of lists that are given once for each entry."""
 _T = TypeVar("_T")
 Origin = Literal["flag", "environment", "file", "default"]
 
@@ -80,6 +82,15 @@ class ServerSettings(BaseSettings):
         NoDecode,
         BeforeValidator(split_list),
         Field(description="other origins whose pages may send requests, such as https://example.org"),
+    ] = ()
+    allowed_hosts: Annotated[
+        tuple[Annotated[str, AfterValidator(check_host)], ...],
+        NoDecode,
+        BeforeValidator(split_list),
+        Field(
+            description="names by which others ask a server that has no tokens and listens on this machine only, "
+            "such as the name of a proxy before it; *: any"
+        ),
     ] = ()
     max_count: int = Field(10_000, ge=1, description="most images in one request")
     max_steps: int = Field(200, ge=1, description="most sampling steps in one request")
@@ -137,6 +148,11 @@ class ServerSettings(BaseSettings):
             if self.max_count > limit:
                 raise _conflict("max_count", f"is more than {name} ({limit}): such a request could never be served")
         return self
+
+    @property
+    def only_local(self) -> bool:
+        """Whether it serves this machine alone, without tokens."""
+        return not (self.open or self.tokens)
 
     @property
     def models(self) -> dict[str, Path]:
@@ -248,7 +264,7 @@ def _input_error(
     elif origin == "environment" or name in UNFLAGGED:
         where = PREFIX + name.upper()
     else:
-        return InputError("cors_origin" if name == "cors_origins" else name, _problem(error), shown)
+        return InputError(SINGULAR.get(name, name), _problem(error), shown)
     return InputError("", _problem(error), where if shown is None else f"{where} {shown}")
 
 

@@ -133,7 +133,7 @@ def test_a_refused_body_is_not_read_and_its_connection_is_closed(closed: httpx.C
     assert response.headers["connection"] == "close"
     address = (closed.base_url.host, closed.base_url.port)
     with socket.create_connection(address, timeout=10) as client:  # type: ignore[arg-type]
-        client.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\nabc")
+        client.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\nabc")
         with client.makefile("rb") as answer:
             text = answer.read()  # to the end: the server does not wait for the rest
     assert text.startswith(b"HTTP/1.1 401 ")

@@ -19,18 +19,18 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
         b"GET\r\n\r\n",
         b"GET  / HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",
-        b"GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /\x00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost x\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nA: \x00\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\n: empty\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: y\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nA: \x00\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n: empty\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)) + b"\r\n\r\n",
-        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n",
-        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n{}",
-        b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n{}",
-        b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n{}",
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n{}",
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
     ],
     ids=lambda sent: repr(sent[:60]),
 )
@@ -44,7 +44,7 @@ def test_what_is_no_request(served: Served, sent: bytes) -> None:
 
 @pytest.mark.parametrize("version", ["1.0", "2.0", "9.9"])
 def test_other_versions(served: Served, version: str) -> None:
-    assert status_of(talk(served, f"GET /healthz HTTP/{version}\r\nHost: x\r\n\r\n".encode())) == 200
+    assert status_of(talk(served, f"GET /healthz HTTP/{version}\r\nHost: localhost\r\n\r\n".encode())) == 200
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ def test_other_versions(served: Served, version: str) -> None:
 def test_a_head_that_is_too_long(served: Served, head: bytes) -> None:
     """The answer arrives although the client was still sending."""
     with served.connect() as connection:
-        connection.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + head + b"\r\n\r\n")
+        connection.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + head + b"\r\n\r\n")
         served.serves_others()
         # by h11 if it came in parts, by LimitHead if at once
         is_refused(rest(connection), 400, 431)
     with served.connect() as connection:
-        connection.sendall(b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        connection.sendall(b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         is_refused(rest(connection), 400, 431)
 
 
@@ -108,7 +108,7 @@ def test_a_long_accept_that_is_still_a_head(served: Served) -> None:
     ids=lambda target: target[:30],
 )
 def test_paths(served: Served, target: str) -> None:
-    answer = talk(served, f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    answer = talk(served, f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     is_refused(answer, 400, 404, 405, 422)
     assert len(answer) < 2000
 
@@ -118,7 +118,7 @@ def test_paths(served: Served, target: str) -> None:
 )
 @pytest.mark.parametrize("path", ["/", "/generate", "/healthz", "/metrics", "/static/page.js", "/nothing"])
 def test_methods(served: Served, method: str, path: str) -> None:
-    answer = talk(served, f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    answer = talk(served, f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     assert status_of(answer) in (200, 404, 405)
     if method == "HEAD":
         assert answer.endswith(b"\r\n\r\n")

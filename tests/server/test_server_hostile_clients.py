@@ -40,11 +40,11 @@ def test_a_client_that_closes_its_half_gets_its_answer(served: Served, accept: s
 
 
 def test_a_half_closed_client_gets_all_that_it_asked(served: Served) -> None:
-    answer = talk(served, 3 * post({"count": 2}) + b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    answer = talk(served, 3 * post({"count": 2}) + b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert answer.count(b"HTTP/1.1 200 ") == 4
     # the last is over, so the connection is, at once and not when it is seen to be idle
     begin = time.monotonic()
-    assert talk(served, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").count(b"HTTP/1.1 200 ") == 1
+    assert talk(served, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").count(b"HTTP/1.1 200 ") == 1
     assert time.monotonic() - begin < 2
 
 
@@ -131,7 +131,7 @@ def test_a_thousand_connections(served: Served) -> None:
             served.serves_others()
             for number, connection in enumerate(connections):
                 connection.sendall(
-                    post({"count": 1}) if number % 5 == 0 else b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+                    post({"count": 1}) if number % 5 == 0 else b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
                 )
             served.client.get("/healthz").raise_for_status()
             for connection in connections:
@@ -148,19 +148,19 @@ def test_one_connection_too_many(application: Any, serving: Any) -> None:
         served.serves_others()
         held = [stack.enter_context(served.connect()) for _ in range(3)]
         served.client.get("/healthz").raise_for_status()
-        for sent in (b"GET /info HTTP/1.1\r\nHost: x\r\n\r\n", post({"count": 1})):
+        for sent in (b"GET /info HTTP/1.1\r\nHost: localhost\r\n\r\n", post({"count": 1})):
             with served.connect() as connection:
                 connection.sendall(sent)
                 answer = rest(connection)
                 is_refused(answer, 503)
                 assert re.search(rb"\r\nretry-after: \d+\r\n", answer, re.I)
         # else an orchestrator would restart it
-        healthy = talk(served, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        healthy = talk(served, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert healthy.startswith(b"HTTP/1.1 200 ")
         assert re.search(rb"\r\nconnection: close\r\n", healthy, re.I)
         served.serves_others()
         held[0].close()
-        until(lambda: talk(served, b"GET /info HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP/1.1 200 "))
+        until(lambda: talk(served, b"GET /info HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 200 "))
         assert 'status="503"' in client.get("/metrics").text
 
 
@@ -174,7 +174,7 @@ def test_far_too_many_silent_connections(application: Any, serving: Any) -> None
         reset = 0
         for connection in connections[4:]:
             try:
-                connection.sendall(b"GET /info HTTP/1.1\r\nHost: x\r\n\r\n")
+                connection.sendall(b"GET /info HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 reset += not connection.recv(100)
             except ConnectionError:
                 reset += 1
@@ -187,14 +187,14 @@ def test_far_too_many_silent_connections(application: Any, serving: Any) -> None
         assert time.monotonic() - begin < 2 * EXCESS_SECONDS + 4
         for connection in connections:
             connection.close()
-        until(lambda: talk(served, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP/1.1 200 "))
+        until(lambda: talk(served, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 200 "))
 
 
 def test_requests_one_behind_the_other(served: Served) -> None:
     """Answers come in order, and one that is refused breaks nothing."""
-    sent = [post({"count": 1, "seed": 7}), post({"count": 0}), b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"]
+    sent = [post({"count": 1, "seed": 7}), post({"count": 0}), b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"]
     with served.connect() as connection:
-        connection.sendall(b"".join(sent) * 5 + b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        connection.sendall(b"".join(sent) * 5 + b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         served.serves_others()
         answer = rest(connection)
     assert re.findall(rb"HTTP/1\.1 (\d+) ", answer) == [b"200", b"422", b"200"] * 5 + [b"200"]

@@ -54,7 +54,7 @@ def connection(client: httpx.Client) -> Iterator[socket.socket]:
 
 
 def head(*headers: str) -> bytes:
-    return "\r\n".join(["POST / HTTP/1.1", "Host: x", *headers, "", ""]).encode()
+    return "\r\n".join(["POST / HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
 
 
 def chunk(size: int) -> bytes:

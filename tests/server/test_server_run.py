@@ -98,7 +98,7 @@ def test_one_that_never_ends_its_request_is_let_go(private_bundle: Path) -> None
         with ExitStack() as stack:
             slow = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(200)]
             for connection in slow:
-                connection.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\n")
+                connection.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\n")
             assert httpx.post(f"{url}/generate", json={"count": 1}, timeout=30).status_code == 200
             slow[0].settimeout(60)
             assert slow[0].recv(100) == b""

@@ -29,6 +29,7 @@ VALUES: dict[str, list[tuple[Any, Any]]] = {
     "open": [(True, True), ("false", False), (True, True)],
     "cors_origins": [(["https://a"], ("https://a",)), ("https://b, https://c:1", ("https://b", "https://c:1")),
                      (["*"], ("*",))],
+    "allowed_hosts": [(["A.example"], ("a.example",)), ("b, [::2]", ("b", "::2")), (["*"], ("*",))],
     "max_count": [(1, 1), ("2", 2), (3, 3)],
     "max_steps": [(1, 1), ("2", 2), (3, 3)],
     "max_queued": [(10001, 10001), ("10002", 10002), (10003, 10003)],
@@ -42,6 +43,7 @@ VALUES: dict[str, list[tuple[Any, Any]]] = {
 }  # fmt: skip
 DEFAULTS = {
     "host": "127.0.0.1", "port": 8000, "device": "auto", "tokens": (), "open": False, "cors_origins": (),
+    "allowed_hosts": (),
     "max_count": 10_000,
     "max_steps": 200, "max_queued": 50_000, "max_client": 20_000, "max_body_bytes": 1024 * 1024,
     "max_connections": 2048, "grace_seconds": 7.0, "log_format": "text", "batch": None,
@@ -147,6 +149,9 @@ def test_a_model_without_a_name_has_that_of_its_folder(tmp_path: Path, monkeypat
         ("cors_origins", "https://a/", "https://a/: should be an origin such as https://example.org"),
         ("cors_origins", "https://b,example.org", "example.org: should be an origin"),
         ("cors_origins", "https://me:pass@a", "should be an origin"),
+        ("allowed_hosts", "https://a", "https://a: should be a name or an address such as images.example.org"),
+        ("allowed_hosts", "a:80", "a:80: should be a name or an address"),
+        ("allowed_hosts", "b,*.a", "*.a: should be a name or an address"),
         ("host", "0.0.0.0", "0.0.0.0: would serve anyone who reaches it: make a token with `rapid token NAME`"),
         ("host", "", None),
     ],
@@ -155,7 +160,7 @@ def test_a_model_without_a_name_has_that_of_its_folder(tmp_path: Path, monkeypat
 def test_what_does_not_fit_is_told(tmp_path: Path, origin: str, name: str, value: str, words: str | None) -> None:
     flags: dict[str, object] = {"model": ["m"]} if name != "model" else {}
     environ: dict[str, str] = {}
-    field = "cors_origin" if name == "cors_origins" else name
+    field = {"cors_origins": "cors_origin", "allowed_hosts": "allowed_host"}.get(name, name)
     where = {"flag": variable(name) if name == "grace_seconds" else field, "environment": variable(name)}.get(origin)
     if origin == "flag":
         flags[name] = value
