@@ -21,6 +21,7 @@ device.py              whether a device still computes
 scheduler.py           which requests take part in the next step
 connections.py         timeouts and limits of HTTP connections
 auth.py                bearer tokens
+hosts.py               the names by which a server without tokens may be asked
 limits.py              maximum sizes of a request's head and body
 rejection.py           responses that are sent before the body was read
 headers.py             security headers, and answers to HEAD
