@@ -115,7 +115,7 @@ def _add_middleware(app: FastAPI, settings: ServerSettings, metrics: Metrics) ->
             expose_headers=["X-Rapid-Seed", "X-Rapid-Model", "X-Rapid-Epsilon", "X-Rapid-Delta", "Retry-After"],
         )
     if settings.only_local:
-        app.add_middleware(RequireHost, known=(settings.host.lower(), *settings.allowed_hosts))
+        app.add_middleware(RequireHost, known=settings.allowed_hosts)
     app.add_middleware(AnswerHead)
     app.add_middleware(LimitHead)
     app.add_middleware(RejectExcessConnections)

@@ -151,7 +151,7 @@ class ServerSettings(BaseSettings):
 
     @property
     def only_local(self) -> bool:
-        """Whether it serves this machine alone, without tokens."""
+        """Whether it serves this machine alone, without tokens; then `host` is a loopback address."""
         return not (self.open or self.tokens)
 
     @property
