@@ -28,8 +28,8 @@ class ImageSet:
         declared: whether the class names were given, not taken from the labels.
         units: int64, (N,), the number of the person that each image shows, 0..people-1, each at least once; None if
             every image is a unit of its own.
-        notes: what was done to the images when they were read, such as "3 images of 16 bits are now of 8"; always
-            empty for private images.
+        notes: what was done to the images when they were read, such as "of 9 images 3 with transparency, now on black";
+            always empty for private images.
         origins: the private models that made some of the images, as far as these say so; always empty for private
             images.
         stored: what the images were before they were brought to one form; None if they have not been read from a path.

@@ -25,7 +25,7 @@ from rapid.data.origin import KEYWORD, Origin, origins_in
 
 TURNED, DEEP, CLEAR, PALETTE, SPACE = (
     "turned as their EXIF tag says",
-    "of 16 bits a channel, now of 8",
+    "of 16 bits a channel, now of 8 (65535 is white)",
     "with transparency, now on black",
     "with a palette, now RGB",
     "of another colour space, now RGB",
