@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -52,18 +53,54 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         raise ValueError(DEEP) from None
 
 
-def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
+class _Loader(yaml.SafeLoader):
+    """YAML that makes plain objects only, with the numbers of YAML 1.2: `010` is ten, `1e-3` a number, `1:30` text.
+
+    A key that stands twice is an error: the second would silently win.
+    """
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
+    names: list[Any] = [loader.construct_object(key, deep=True) for key, _ in node.value]
+    for name in names:
+        if names.count(name) > 1:
+            raise yaml.constructor.ConstructorError(problem=f"'{name}' stands twice", problem_mark=node.start_mark)
+    return loader.construct_mapping(node, deep=True)
+
+
+def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
+    return int(str(loader.construct_scalar(node)))
+
+
+INTEGER, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag not in (INTEGER, FLOAT)]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(INTEGER, re.compile(r"[-+]?[0-9][0-9_]*$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    FLOAT,
+    re.compile(
+        r"(?:[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+    list("-+0123456789."),
+)
+_Loader.add_constructor(INTEGER, _whole)
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def parse_yaml(text: str) -> Any:
     """What a YAML text says.
 
     Args:
         text: the YAML; JSON is YAML, too.
-        loader: a safe one.
 
     Raises:
-        yaml.YAMLError: it is not YAML, nested too deeply, or has a date or a number that there is not.
+        yaml.YAMLError: it is not YAML, nested too deeply, has a key twice, or a date or a number that there is not.
     """
     try:
-        return yaml.load(text, Loader=loader)
+        # a safe loader: it makes plain objects only
+        return yaml.load(text, Loader=_Loader)
     except RecursionError:
         raise yaml.YAMLError(DEEP) from None
     except (ValueError, LookupError, AttributeError):
@@ -83,21 +120,6 @@ def problem_of(error: ErrorDetails, verb: str = "must") -> str:
     return error["msg"].replace("Input should", verb, 1).removeprefix("Value error, ")
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key that stands twice is an error: the second would silently win."""
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
-    names: list[Any] = [loader.construct_object(key, deep=True) for key, _ in node.value]
-    for name in names:
-        if names.count(name) > 1:
-            raise yaml.constructor.ConstructorError(problem=f"'{name}' stands twice")
-    return loader.construct_mapping(node, deep=True)
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
 def read_yaml(path: Path, model: type[Model], field: str, content: str) -> Model:
     """Read a YAML file of settings.
 
@@ -111,8 +133,7 @@ def read_yaml(path: Path, model: type[Model], field: str, content: str) -> Model
         InputError: it cannot be read, or has an unknown setting, one that stands twice, or a bad value.
     """
     try:
-        # a safe loader: it makes plain objects only
-        found = parse_yaml(path.read_text(encoding="utf-8"), _Loader)
+        found = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(field, f"cannot be read ({error.strerror}); give a YAML file", path) from None
     except UnicodeDecodeError:

@@ -221,7 +221,7 @@ def _from_file(path: Path, field: str, prefix: str) -> dict[str, Any]:
         # without the parser's message: it quotes the file, which may hold tokens
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        raise InputError(field, "is not YAML in UTF-8", f"{shown}{where}") from None
+        raise InputError(field, "is not YAML in UTF-8, or has a name twice", f"{shown}{where}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):

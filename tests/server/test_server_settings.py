@@ -196,6 +196,7 @@ def test_what_does_not_fit_is_told(tmp_path: Path, origin: str, name: str, value
         ("tokens: {alice: abc}", "settings.yaml: tokens: should be a list"),
         ("tokens: [{alice: abc}]", "settings.yaml: tokens entry 1: should be text"),
         ("model: {alice: abc}", "should be a list"),
+        ("port: 1\ntokens: []\nport: 2", "line 1: is not YAML in UTF-8, or has a name twice"),
     ],
 )  # fmt: skip
 def test_a_bad_file_is_told(tmp_path: Path, content: str, words: str) -> None:
