@@ -16,13 +16,13 @@ from torch import Tensor
 
 from rapid.data import ImageSet
 from rapid.data.units import ONE_IMAGE, ONE_PERSON
-from rapid.dp.accounting import prv_epsilon
 from rapid.dp.attempts import Attempt
 from rapid.dp.budget import Budget
 from rapid.dp.execution import Execution
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.objective import Selected, as_objective
 from rapid.dp.physical import measured_physical_batch
+from rapid.dp.progress import EpsilonSoFar
 from rapid.dp.queries import noisy_sum
 from rapid.dp.randomness import Randomness, randomness_for
 from rapid.dp.release_checkpoint import ReleaseCheckpoint
@@ -30,14 +30,10 @@ from rapid.dp.releases import DpSgdSpec, Release
 from rapid.dp.rows import PrivateTensor, Rows, applied, apply, apply_scalar, row_shape, take
 from rapid.dp.spending import Charge
 from rapid.dp.units import Units
-from rapid.errors import InputError, LostRank, PrivacyRefused, RapidError, Stopped
+from rapid.errors import InputError, LostRank, PrivacyRefused, Stopped
 from rapid.ranks import Ranks
-from rapid.rounding import rounded_up
 from rapid.training import Checkpoint, RunFolder, Trainer
 from rapid.training.optimizers import set_gradients
-
-EPSILON_UPDATES = 20
-"""How often the epsilon beside the progress bar is computed."""
 
 
 @dataclass(frozen=True)
@@ -227,12 +223,13 @@ class PrivateAccess:
             self.ranks.broadcast_state((checkpoint.load() if checkpoint else None) or trainer.state_dict())
         )
         mechanism = self._mechanism(release, trainer, losses, data, how)
+        spent = EpsilonSoFar(self.budget)
 
         def backward(step: int) -> str | None:
             if self._attempt is not None:
                 self._attempt.begin(name, step + 1)
             set_gradients(mechanism.parameters, mechanism.gradient())
-            return self._progress_note(release, step + 1)
+            return spent.note(release, step + 1) if first else None
 
         try:
             with _before_updates(trainer, before_update):
@@ -365,21 +362,6 @@ class PrivateAccess:
         if release.spec.kind != kind:
             raise PrivacyRefused(f"release '{name}' is a {release.spec.kind} in the budget, not a {kind}")
         return release
-
-    def _progress_note(self, release: Release, steps: int) -> str | None:
-        if not self.ranks.first or steps % max(1, release.spec.steps // EPSILON_UPDATES):
-            return None
-        done = {name: other.spec.steps for name, other in zip(self.budget.names, self.budget.releases, strict=True)}
-        # later releases of the budget have not been made yet
-        for later in self.budget.names[self.budget.names.index(release.name) + 1 :]:
-            done[later] = 0
-        done[release.name] = steps
-        try:
-            epsilon = prv_epsilon(self.budget.events(done), self.budget.delta)
-        except RapidError:
-            # the plan was checked before the first step; for a part of it, no figure is better than a wrong one
-            return "epsilon unknown"
-        return f"epsilon {rounded_up(epsilon)}"
 
 
 @contextmanager
