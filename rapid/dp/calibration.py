@@ -16,6 +16,10 @@ from rapid.errors import InputError
 MAX_NOISE_MULTIPLIER = 1e5
 MIN_NOISE_MULTIPLIER = 0.1
 RELATIVE_TOLERANCE = 1e-3
+SECANTS = 9
+"""Of the search that is tried first; it mostly needs four or five."""
+SLOPE = 2.0
+"""A first guess of how the logarithm of epsilon rises with that of 1 / noise multiplier."""
 
 
 def single_noise_multiplier(epsilon: float, delta: float) -> float:
@@ -62,7 +66,44 @@ def solve_noise_multiplier(
         low = _calibrate(_Rdp, event, epsilon, delta, bracket)
     elif prv_epsilon([event(low)], delta) > epsilon:
         raise InputError("epsilon", "no noise is enough for all that is released; use fewer steps", epsilon)
-    return math.exp(-_calibrate(_Prv, event, epsilon, delta, dp_accounting.LowerEndpointAndGuess(low, low + 0.2)))
+    level = _by_secants(lambda level: prv_epsilon([event(level)], delta), epsilon, low, high)
+    if level is None:
+        level = _calibrate(_Prv, event, epsilon, delta, dp_accounting.LowerEndpointAndGuess(low, low + 0.2))
+    return math.exp(-level)
+
+
+def _by_secants(epsilon_at: Callable[[float], float], epsilon: float, low: float, high: float) -> float | None:
+    """A level whose epsilon is `epsilon` or slightly less, by secants of its logarithm, which is almost straight.
+
+    Args:
+        epsilon_at: epsilon of a level; each takes up to a second.
+        epsilon: > 0.
+        low: a level whose epsilon is at most `epsilon`; the first to be tried.
+        high: the largest.
+
+    Returns:
+        The level, to RELATIVE_TOLERANCE; None if the line is not straight enough.
+    """
+    half = RELATIVE_TOLERANCE / 2
+    level, slope, last = low, SLOPE, None
+    for _ in range(SECANTS):
+        found = epsilon_at(level)
+        if not 0 < found < math.inf:
+            return None
+        above = math.log(found / epsilon)
+        if last is not None:
+            slope = (above - last[1]) / (level - last[0])
+        # half of the tolerance below the level that would spend all
+        aim = -half * min(1.0, slope)
+        if slope <= 0:
+            return None
+        if 2 * aim <= above <= 0:
+            return level
+        last = level, above
+        level -= (above - aim) / slope
+        if not low <= level <= high:
+            return None
+    return None
 
 
 def _calibrate(
