@@ -22,14 +22,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests_charges import TRAINED
-from tests_support import save
+from tests_support import Clock, save
 from tests_tracing import Place, first_difference, places_executed
 from torch import Tensor
 
 from rapid.config.sections import MethodSettings
 from rapid.data import ImageSet
 from rapid.data.private import PrivateImages
-from rapid.dp import PrivateAccess, PrivateTensor, access
+from rapid.dp import PrivateAccess, PrivateTensor, access, progress
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.methods import apply_overrides
 from rapid.stages.private import train_private_bundle
@@ -185,6 +185,8 @@ class Stage:
             patch.setattr(PrivateMechanism, "gradient", lambda own: released.pass_on(gradient(own)))
             patch.setattr(access, "noisy_sum", lambda *asked: released.pass_on([query(*asked)])[0])
             patch.setattr(torch, "save", record)
+            # how long steps take decides when epsilon is shown, and nothing else
+            Clock(patch, progress)
             patch.chdir(place)
             with places_executed() as executed:
                 bundle = train_private_bundle(
