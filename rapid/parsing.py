@@ -53,6 +53,9 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         raise ValueError(DEEP) from None
 
 
+INTEGER, FLOAT, MERGE = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "merge"))
+
+
 class _Loader(yaml.SafeLoader):
     """YAML that makes plain objects only, with the numbers of YAML 1.2: `010` is ten, `1e-3` a number, `1:30` text.
 
@@ -61,7 +64,8 @@ class _Loader(yaml.SafeLoader):
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
-    names: list[Any] = [loader.construct_object(key, deep=True) for key, _ in node.value]
+    # what `<<` brings in may be given again: that is what it is for
+    names: list[Any] = [loader.construct_object(key, deep=True) for key, _ in node.value if key.tag != MERGE]
     for name in names:
         if names.count(name) > 1:
             raise yaml.constructor.ConstructorError(problem=f"'{name}' stands twice", problem_mark=node.start_mark)
@@ -72,7 +76,6 @@ def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
     return int(str(loader.construct_scalar(node)))
 
 
-INTEGER, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in known if tag not in (INTEGER, FLOAT)]
     for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()

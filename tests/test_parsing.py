@@ -60,3 +60,10 @@ def test_a_number_is_what_it_looks_like(text: str, value: object) -> None:
 def test_what_has_no_meaning_is_one_kind_of_error(text: str) -> None:
     with pytest.raises(yaml.YAMLError):
         parse_yaml(text)
+
+
+def test_a_section_can_be_taken_over_and_changed() -> None:
+    found = parse_yaml("first: &first {a: 1, b: 2}\nsecond:\n  <<: *first\n  b: 3\n")
+    assert found == {"first": {"a": 1, "b": 2}, "second": {"a": 1, "b": 3}}
+    with pytest.raises(yaml.YAMLError, match="'b' stands twice"):
+        parse_yaml("first: &first {a: 1}\nsecond: {<<: *first, b: 3, b: 4}")

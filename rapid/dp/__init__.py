@@ -8,7 +8,7 @@ budget.py              releases with their noise         randomness.py     where
 events.py              releases as dp_accounting events  cipher.py         ChaCha20 on any device
 accounting.py          epsilon by three accountants      noise.py          noise on a public grid
 renyi.py               epsilon of any tree of events     correlation.py    noise correlated over steps
-calibration.py         the noise that an epsilon needs  progress.py       epsilon so far
+calibration.py         the noise that an epsilon needs   progress.py       epsilon so far
 execution.py           how a training runs               padding.py        batches of one size
 objective.py           losses in two parts               recorded_sum.py   clipped sums, replayed on a GPU
 physical.py            what fits into memory             release_checkpoint.py  the state of a release
