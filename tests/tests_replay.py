@@ -185,8 +185,9 @@ class Stage:
             patch.setattr(PrivateMechanism, "gradient", lambda own: released.pass_on(gradient(own)))
             patch.setattr(access, "noisy_sum", lambda *asked: released.pass_on([query(*asked)])[0])
             patch.setattr(torch, "save", record)
-            # how long steps take decides when epsilon is shown, and nothing else
-            Clock(patch, progress)
+            # how long steps take decides when epsilon is shown, and nothing else; here after the first and the last
+            # step, as in any run, so that what an earlier one computed is at hand in all runs alike
+            Clock(patch, progress, ticks=1.0)
             patch.chdir(place)
             with places_executed() as executed:
                 bundle = train_private_bundle(
@@ -235,7 +236,8 @@ def without_times(shown: str) -> object:
 
 def same_but_noisy_results(first: Run, other: Run) -> None:
     """Control flow, checkpoints, files and output are the same, whatever the networks' numbers are."""
-    assert first_difference(first.executed, other.executed) is None
+    difference = first_difference(first.executed, other.executed)
+    assert difference is None, difference
     assert first.saved == other.saved
     assert first.files.keys() == other.files.keys()
     for name, content in first.files.items():
@@ -248,7 +250,8 @@ def same_but_noisy_results(first: Run, other: Run) -> None:
 
 def same_with_held_results(first: Run, other: Run) -> None:
     """`other` got the noisy results of `first`: then all is the same, every weight included."""
-    assert first_difference(first.executed, other.executed) is None
+    difference = first_difference(first.executed, other.executed)
+    assert difference is None, difference
     # without the numbers first, for a message that can be read
     assert first.saved == other.saved
     for number, (one, another) in enumerate(zip(first.exact, other.exact, strict=True)):

@@ -54,15 +54,20 @@ TINY = [
 
 
 class Clock:
-    """In the place of `time` in some modules; with `time.monotonic` itself, servers in other threads would hang."""
+    """In the place of `time` in some modules; with `time.monotonic` itself, servers in other threads would hang.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
-        self.now = 0.0
+    Args:
+        ticks: seconds that go by with each look at it.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: ModuleType, ticks: float = 0.0) -> None:
+        self.now, self._ticks = 0.0, ticks
         for module in modules:
             monkeypatch.setattr(module, "time", self)
 
     def monotonic(self) -> float:
-        return self.now
+        self.now += self._ticks
+        return self.now - self._ticks
 
 
 def module_of(file: Path) -> ModuleType:
