@@ -49,6 +49,7 @@ TINY = [
     "private.steps=3",
     "private.physical_batch=8",
     "generation.attempts=2",
+    "generation.steps=20",
 ]
 """Overrides of the preset `demo`: the smallest networks and a few steps."""
 

@@ -8,7 +8,8 @@ budget.py              releases with their noise         randomness.py     where
 events.py              releases as dp_accounting events  cipher.py         ChaCha20 on any device
 accounting.py          epsilon by three accountants      noise.py          noise on a public grid
 renyi.py               epsilon of any tree of events     correlation.py    noise correlated over steps
-calibration.py         the noise that an epsilon needs   progress.py       epsilon so far
+renyi_bound.py         a quick bound on epsilon          progress.py       epsilon so far
+calibration.py         the noise that an epsilon needs   proposal.py       plans side by side
 execution.py           how a training runs               padding.py        batches of one size
 objective.py           losses in two parts               recorded_sum.py   clipped sums, replayed on a GPU
 physical.py            what fits into memory             release_checkpoint.py  the state of a release
@@ -16,8 +17,7 @@ ledger.py              what was spent on which data set  spending.py       limit
 attempts.py            charges for each start of a run   whole.py          charges for a release in one piece
 filter.py              limits if plans follow results    statement.py      privacy.json
 trials.py              the best of a number of trials    selection.py      budgets of a choice of settings
-overlap.py             private images among public ones  proposal.py       plans side by side
-audit/                 does a step do what is claimed?
+overlap.py             private images among public ones  audit/            does a step do what is claimed?
 """
 
 from rapid.dp.access import PrivateAccess, PublicFacts

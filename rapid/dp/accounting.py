@@ -31,13 +31,9 @@ from scipy.stats import binom
 
 from rapid.dp.events import LEAST_NOISE, compose, has_selection, poisson_gaussian_steps
 from rapid.dp.renyi import divergence_at, rdp_of_step, renyi_accountant_name, renyi_epsilon
+from rapid.dp.renyi_bound import LOW_ORDERS, ORDERS, renyi_bound
 from rapid.errors import InputError, PrivacyRefused
 
-INTEGER_ORDERS = range(2, 64)
-"""Orders whose RDP is quick to compute: for the size of a domain."""
-GUESS_ORDERS = (*INTEGER_ORDERS, *(round(2 ** (6 + third / 3)) for third in range(13)))
-"""For a first guess: the lower orders alone tell no epsilon below a sixtieth of -log delta. Beyond 1,024 binomial
-coefficients leave float64."""
 DISAGREEMENT, LARGEST_DISAGREEMENT = 0.02, 0.02
 """By which a second accountant's epsilon may exceed the first one's: in parts of it, and absolutely."""
 LARGEST_CHECKED = 100.0
@@ -178,12 +174,12 @@ def pld_epsilon(events: Sequence[DpEvent], delta: float) -> float:
         return math.inf
     if not history:
         return 0.0
-    rough, exact = rdp_of_steps(history, delta, INTEGER_ORDERS), _without_rounding(history, delta)
+    rough, exact = renyi_bound(history, delta, LOW_ORDERS), _without_rounding(history, delta)
     if rough > LARGEST_PLD or exact is None:
         # by the same library
         accountant = dp_accounting.rdp.RdpAccountant()
         return float(accountant.compose(compose(events)).get_epsilon(delta))
-    accountant = PLDAccountant(value_discretization_interval=max(1e-5, min(rough * 1e-4, _interval(history, rough))))
+    accountant = PLDAccountant(value_discretization_interval=max(1e-5, min(rough * 3e-4, _interval(history, rough))))
     with np.errstate(over="ignore"):  # of a ratio that it compares
         epsilon = float(accountant.compose(compose(events)).get_epsilon(exact))
     return _number(epsilon, f"epsilon at delta {delta:g} (PLD)")
@@ -215,7 +211,7 @@ def group_epsilon(events: Sequence[DpEvent], delta: float, group_size: int) -> f
     if group_size == 1 or not history or _has_no_noise(history):
         return prv_of_steps(history, delta)
     # a coarser grid is looser, never too low
-    interval = max(1e-5, _interval(history, rdp_of_steps(history, delta) * group_size))
+    interval = max(1e-5, _interval(history, renyi_bound(history, delta) * group_size))
     losses = [
         _group_loss(noise_multiplier, sample_rate, group_size, interval).self_compose(steps)
         for noise_multiplier, sample_rate, steps in history
@@ -244,7 +240,7 @@ def _group_loss(noise_multiplier: float, sample_rate: float, group_size: int, in
 
 
 class _PrvAccountant(PRVAccountant):  # type: ignore[misc]
-    """Opacus' PRV, but the size of its domain is bounded by RDP at integer orders.
+    """Opacus' PRV, but the size of its domain is bounded by RDP at whole orders.
 
     Opacus takes a hundred fractional orders for it, which is two thirds of the time. The domain is slightly larger.
     """
@@ -272,11 +268,10 @@ def _prv_of_rows(history: tuple[tuple[float, float, int], ...], delta: float) ->
         return _Composed(math.inf)
     if not history:
         return _Composed(0.0)
-    rough = rdp_of_steps(history, delta, GUESS_ORDERS)
-    exact = _without_rounding(history, delta)
+    rough, exact = renyi_bound(history, delta), _without_rounding(history, delta)
     if rough > LARGEST_NUMERICAL or exact is None:
-        # by other orders, which take longer, it may be less
-        rough = min(rough, rdp_of_steps(history, delta))
+        # the library's, and by other orders, which take longer, it may be less
+        rough = min(rdp_of_steps(history, delta, ORDERS), rdp_of_steps(history, delta))
     if rough > LARGEST_NUMERICAL or exact is None:
         return _Composed(rough, numerical=False)
     # the numerical error is part of the bound: small against epsilon itself, but not so small for large ones that time
@@ -298,8 +293,8 @@ def _prv_of_rows(history: tuple[tuple[float, float, int], ...], delta: float) ->
 def _domain_size(history: Sequence[tuple[float, float, int]], delta_error: float, eps_error: float) -> float:
     """Half the width of the domain of a numerical composition (Gopi et al., remark 5.6, with Opacus' margin of 3)."""
     steps = sum(row[2] for row in history)
-    each = [rdp_of_steps([(*row[:2], 1)], delta_error / (8 * steps), INTEGER_ORDERS) for row in history]
-    return max(rdp_of_steps(history, delta_error / 4, INTEGER_ORDERS), *each, eps_error) + 3
+    each = [renyi_bound([(*row[:2], 1)], delta_error / (8 * steps), LOW_ORDERS) for row in history]
+    return max(renyi_bound(history, delta_error / 4, LOW_ORDERS), *each, eps_error) + 3
 
 
 def _fineness(history: Sequence[tuple[float, float, int]], delta_error: float) -> float:

@@ -9,8 +9,9 @@ from typing import Any
 import dp_accounting
 from dp_accounting import DpEvent
 
-from rapid.dp.accounting import GUESS_ORDERS, prv_epsilon, prv_of_steps, rdp_epsilon, rdp_of_steps
+from rapid.dp.accounting import prv_epsilon, prv_of_steps
 from rapid.dp.events import compose, poisson_gaussian_steps
+from rapid.dp.renyi_bound import renyi_bound
 from rapid.errors import InputError
 
 MAX_NOISE_MULTIPLIER = 1e5
@@ -56,14 +57,17 @@ def solve_noise_multiplier(
     def event(level: float) -> DpEvent:
         return compose([make_event(math.exp(-level)), *others])
 
+    def bound(level: float) -> float:
+        return renyi_bound(poisson_gaussian_steps(event(level)), delta)
+
     # levels are minus the logarithm of the noise multiplier: epsilon rises with them, and the tolerance is relative
     low, high = -math.log(MAX_NOISE_MULTIPLIER), -math.log(MIN_NOISE_MULTIPLIER)
-    if rdp_epsilon([event(high)], delta, orders=GUESS_ORDERS) <= epsilon:
+    if bound(high) <= epsilon:
         return MIN_NOISE_MULTIPLIER
-    # RDP at these orders is quick and never below PRV, so its answer bounds the search
-    if rdp_epsilon([event(low)], delta, orders=GUESS_ORDERS) < epsilon:
+    # quick and never below PRV, so its answer bounds the search
+    if bound(low) < epsilon:
         bracket = dp_accounting.ExplicitBracketInterval(low, high)
-        low = _calibrate(_Rdp, event, epsilon, delta, bracket)
+        low = _calibrate(_Renyi, event, epsilon, delta, bracket)
     elif prv_epsilon([event(low)], delta) > epsilon:
         raise InputError("epsilon", "no noise is enough for all that is released; use fewer steps", epsilon)
     level = _by_secants(lambda level: prv_epsilon([event(level)], delta), epsilon, low, high)
@@ -137,8 +141,8 @@ class _Prv(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
         return prv_of_steps(self.history, target_delta)
 
 
-class _Rdp(_Prv):
-    """Opacus' RDP at integer orders, the bound that PRV starts from."""
+class _Renyi(_Prv):
+    """The bound that PRV starts from."""
 
     def get_epsilon(self, target_delta: float) -> float:
-        return rdp_of_steps(self.history, target_delta, GUESS_ORDERS)
+        return renyi_bound(self.history, target_delta)

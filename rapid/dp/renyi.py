@@ -25,6 +25,7 @@ from rapid.dp.events import (
     has_selection,
     poisson_gaussian_steps,
 )
+from rapid.dp.renyi_bound import epsilon_of
 from rapid.dp.trials import Trials
 from rapid.errors import PrivacyRefused
 
@@ -40,8 +41,6 @@ def renyi_accountant_name() -> str:
 def renyi_epsilon(events: Sequence[DpEvent], delta: float) -> float:
     """Upper bound on epsilon at `delta` of all events together.
 
-    Divergences are converted as by Canonne, Kamath and Steinke 2020, proposition 12.
-
     Args:
         events: of the same images, in any order, with private selection among them or not.
         delta: in (0, 1).
@@ -53,11 +52,7 @@ def renyi_epsilon(events: Sequence[DpEvent], delta: float) -> float:
         PrivacyRefused: the accountant gives no number.
     """
     total = renyi_divergences(compose(events), ORDERS)
-    if not total.any():
-        return 0.0
-    order = np.asarray(ORDERS, np.float64)
-    found = total + np.log1p(-1 / order) - (math.log(delta) + np.log(order)) / (order - 1)
-    return max(0.0, float(found.min()))
+    return epsilon_of(total, ORDERS, delta) if total.any() else 0.0
 
 
 def library_epsilon(event: RepeatAndSelectDpEvent, delta: float) -> float:

@@ -10,11 +10,11 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting import DpEvent, LaplaceDpEvent
-from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opacus.accountants import RDPAccountant
+from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy import optimize, stats
 
 from rapid.dp.accounting import (
@@ -389,7 +389,8 @@ def test_many_subsampled_steps_are_not_below_an_optimistic_estimate(rate: float,
 def test_a_number_that_is_none_is_never_read_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a library returns: max(0.0, nan) is 0.0."""
     event = dp_sgd_event(3.21, 0.0123, 17)
-    monkeypatch.setattr(RDPAccountant, "get_epsilon", lambda *_, **__: math.nan)
+    for accountant in (RDPAccountant, PRVAccountant, PLDAccountant):
+        monkeypatch.setattr(accountant, "get_epsilon", lambda *_, **__: math.nan)
     for epsilon in (prv_epsilon, rdp_epsilon, pld_epsilon):
         with pytest.raises(PrivacyRefused, match="gives no number"):
             epsilon([event], 1e-5)

@@ -32,7 +32,7 @@ def start(generator: RapidGenerator, seed: int, numbers: list[int], labels: list
 @pytest.mark.parametrize(("retrieval", "calls"), [("query", (20, 20)), ("class", (0, 20)), ("none", (80, 20))])
 def test_network_calls(private: Bundle, retrieval: str, calls: tuple[int, int]) -> None:
     """100 steps, k = 0.8 T, v = 0.2 T: 20 public calls for the query and 20 private ones, 40 in all; 20 without."""
-    generator = make(private, retrieval=retrieval, attempts=1)
+    generator = make(private, retrieval=retrieval, attempts=1, steps=100)
     counts = {PUBLIC: 0, PRIVATE: 0}
     for name, network in generator._denoisers.items():
         network.register_forward_hook(lambda *_, name=name: counts.update({name: counts[name] + 1}))
@@ -46,7 +46,7 @@ def test_the_public_denoiser_takes_the_steps_below_a_timestep(
     private: Bundle, below: int, late: tuple[int, int]
 ) -> None:
     """Late steps are at 200, 190 .. 10, one at least by the bundle's own denoiser, and all in the same order."""
-    generator = make(private, retrieval="class", attempts=1, public_below=below)
+    generator = make(private, retrieval="class", attempts=1, steps=100, public_below=below)
     called: list[tuple[str, int]] = []
     for name, network in generator._denoisers.items():
         network.register_forward_hook(lambda _, given, __, name=name: called.append((name, int(given[1][0]))))
