@@ -29,7 +29,7 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.analysis.prv import Domain
 from scipy.stats import binom
 
-from rapid.dp.events import LEAST_NOISE, compose, has_selection, poisson_gaussian_steps
+from rapid.dp.events import compose, has_no_noise, has_selection, poisson_gaussian_steps
 from rapid.dp.renyi import divergence_at, rdp_of_step, renyi_accountant_name, renyi_epsilon
 from rapid.dp.renyi_bound import LOW_ORDERS, ORDERS, renyi_bound
 from rapid.errors import InputError, PrivacyRefused
@@ -152,10 +152,6 @@ def rdp_at_order(events: Sequence[DpEvent], order: int) -> float:
     return _number(total, f"Renyi divergence of order {order}")
 
 
-def _has_no_noise(history: Sequence[tuple[float, float, int]]) -> bool:
-    return any(noise_multiplier < LEAST_NOISE for noise_multiplier, _, _ in history)
-
-
 def _number(value: float, what: str) -> float:
     """The value, at least 0, unless it is NaN: max(0.0, nan) is 0.0."""
     if math.isnan(value):
@@ -170,7 +166,7 @@ def pld_epsilon(events: Sequence[DpEvent], delta: float) -> float:
     small a delta that rounding would decide, it is the library's bound by Renyi divergences.
     """
     history = poisson_gaussian_steps(compose(events))
-    if _has_no_noise(history):
+    if has_no_noise(history):
         return math.inf
     if not history:
         return 0.0
@@ -208,7 +204,7 @@ def group_epsilon(events: Sequence[DpEvent], delta: float, group_size: int) -> f
         group_size: m, at least 1.
     """
     history = poisson_gaussian_steps(compose(events))
-    if group_size == 1 or not history or _has_no_noise(history):
+    if group_size == 1 or not history or has_no_noise(history):
         return prv_of_steps(history, delta)
     # a coarser grid is looser, never too low
     interval = max(1e-5, _interval(history, renyi_bound(history, delta) * group_size))
@@ -264,14 +260,13 @@ class _Composed(NamedTuple):
 
 @lru_cache(maxsize=256)  # calibration and statements ask for the same rows again
 def _prv_of_rows(history: tuple[tuple[float, float, int], ...], delta: float) -> _Composed:
-    if _has_no_noise(history):
+    if has_no_noise(history):
         return _Composed(math.inf)
     if not history:
         return _Composed(0.0)
     rough, exact = renyi_bound(history, delta), _without_rounding(history, delta)
     if rough > LARGEST_NUMERICAL or exact is None:
-        # the library's, and by other orders, which take longer, it may be less
-        rough = min(rdp_of_steps(history, delta, ORDERS), rdp_of_steps(history, delta))
+        rough = _best_rdp(history, delta)
     if rough > LARGEST_NUMERICAL or exact is None:
         return _Composed(rough, numerical=False)
     # the numerical error is part of the bound: small against epsilon itself, but not so small for large ones that time
@@ -279,7 +274,7 @@ def _prv_of_rows(history: tuple[tuple[float, float, int], ...], delta: float) ->
     error = max(1e-3, min(0.01, rough / 50), rough / 1000)
     points = 2 * _domain_size(history, exact / 1000, 0.0) * _fineness(history, exact / 1000)
     if points / error > LARGEST_DOMAIN:
-        return _Composed(min(rough, rdp_of_steps(history, delta)), numerical=False)
+        return _Composed(_best_rdp(history, delta), numerical=False)
     bound = min(_prv_within(history, exact, error, delta), rough)
     # RDP told too much, as it does where epsilon is small or very large
     better = max(LARGEST_ERROR * bound / 2, points / MOST_POINTS)
@@ -288,6 +283,11 @@ def _prv_of_rows(history: tuple[tuple[float, float, int], ...], delta: float) ->
         with contextlib.suppress(InputError):
             bound = min(bound, _prv_within(history, exact, better, delta))
     return _Composed(bound)
+
+
+def _best_rdp(history: Sequence[tuple[float, float, int]], delta: float) -> float:
+    """What is reported where numerical composition is not reliable: the better of two sets of orders."""
+    return min(rdp_of_steps(history, delta, ORDERS), rdp_of_steps(history, delta))
 
 
 def _domain_size(history: Sequence[tuple[float, float, int]], delta_error: float, eps_error: float) -> float:
@@ -321,7 +321,7 @@ def rdp_of_steps(
     history: Sequence[tuple[float, float, int]], delta: float, orders: Sequence[float] | None = None
 ) -> float:
     """`rdp_epsilon` of rows (noise_multiplier, sample_rate, steps)."""
-    if _has_no_noise(history):
+    if has_no_noise(history):
         return math.inf
     if not history:
         return 0.0

@@ -16,7 +16,7 @@ A noise multiplier is the standard deviation of the noise over the l2 sensitivit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -233,3 +233,8 @@ def _count(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{name} {value!r}: must be a whole number of at least 0")
     return value
+
+
+def has_no_noise(history: Sequence[tuple[float, float, int]]) -> bool:
+    """Whether a row (noise_multiplier, sample_rate, steps) has less noise than `LEAST_NOISE`."""
+    return any(noise_multiplier < LEAST_NOISE for noise_multiplier, _, _ in history)
