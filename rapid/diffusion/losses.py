@@ -58,7 +58,43 @@ def denoising_loss(network: Network, schedule: Schedule, x0: Tensor, labels: Ten
     The second is the first over abar_t, because eps - eps_theta = sqrt(abar_t) (v - v_theta). Arguments and result are
     those of `noise_prediction_loss`.
     """
-    losses = noise_prediction_loss(network, schedule, x0, labels, t, eps)
+    return _weighted(noise_prediction_loss(network, schedule, x0, labels, t, eps), network, schedule, t)
+
+
+def guided_loss(
+    network: Network, schedule: Schedule, x0: Tensor, labels: Tensor, null: Tensor, t: Tensor, eps: Tensor, scale: float
+) -> Tensor:
+    """`denoising_loss` of a network whose predictions for a label are to be guided ones (Tang et al., 2025).
+
+    The noise to predict for a label is eps + (1 - 1 / scale) (eps_theta(label) - eps_theta(null)), with the difference
+    as it is, without a gradient. Where the loss is least, eps_theta(label) is null + scale (label - null) of the
+    predictions that `denoising_loss` leads to: classifier-free guidance in one network call. That of the null class
+    stays the plain one.
+
+    Args:
+        network: the denoiser.
+        schedule: abar.
+        x0: latents, float (N, C, H, W).
+        labels: int64 (N,); some of the null class.
+        null: labels of the null class, int64 (N,).
+        t: int64 (N,), each in 1..T.
+        eps: noise, as x0.
+        scale: 1 or more; 1 is without guidance, and saves a network call.
+
+    Returns:
+        float (N,).
+    """
+    if scale == 1:
+        return denoising_loss(network, schedule, x0, labels, t, eps)
+    x_t = schedule.diffuse(x0, eps, t)
+    predicted = network(x_t, t, labels)
+    with torch.no_grad():
+        towards = predicted - network(x_t, t, null)
+    losses = (eps + (1 - 1 / scale) * towards - predicted).square().flatten(1).mean(1)
+    return _weighted(losses, network, schedule, t)
+
+
+def _weighted(losses: Tensor, network: Network, schedule: Schedule, t: Tensor) -> Tensor:
     return losses / schedule.signal(t).flatten().square() if network.predicts_velocity else losses
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rapid.config.sections import LEAST_SIGNAL, ScheduleSettings
 from rapid.diffusion import Schedule
-from rapid.diffusion.losses import info_nce, noise_prediction_loss
+from rapid.diffusion.losses import denoising_loss, guided_loss, info_nce, noise_prediction_loss
 from rapid.diffusion.solvers import SamplerName, Solver, early_grid, late_grid
 from rapid.methods.dp_diffusion.networks import build_schedule
 from rapid.methods.dp_diffusion.settings import LinearScheduleSettings
@@ -79,6 +79,53 @@ def test_plain_loss_against_a_loop() -> None:
             for x, e in zip(x0[i].flatten().tolist(), eps[i].flatten().tolist(), strict=True)
         ]
         assert found[i].item() == pytest.approx(sum(errors) / len(errors), rel=1e-4)
+
+
+class Table(torch.nn.Module):
+    """It predicts the same for all images of a class; the last class is the null class."""
+
+    def __init__(self, classes: int, *, velocity: bool) -> None:
+        super().__init__()
+        self.predicts_velocity = velocity
+        self.rows = torch.nn.Parameter(torch.zeros(classes + 1, 1, 2, 2))
+
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        return self.rows[labels] + 0 * x
+
+
+@pytest.mark.parametrize("velocity", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 1.5, 3.0])
+def test_a_guided_loss_is_least_at_guided_predictions(scale: float, velocity: bool) -> None:
+    """The least loss of a table is at means of the noise, so guidance of it has a closed form."""
+    generator = torch.Generator().manual_seed(0)
+    labels, t = torch.tensor([0, 1, 2] * 4), torch.full((12,), 100)
+    x0, eps = torch.randn(2, 12, 1, 2, 2, generator=generator)
+    # each image once with its class, and once without
+    rows = (torch.cat([x0, x0]), torch.cat([labels, torch.full((12,), 3)]))
+    table = Table(3, velocity=velocity)
+    optimiser = torch.optim.SGD(table.parameters(), lr=2.0)
+    for _ in range(400):
+        optimiser.zero_grad()
+        null, times = torch.full((24,), 3), torch.cat([t, t])
+        guided_loss(table, SCHEDULE, *rows, null, times, torch.cat([eps, eps]), scale).mean().backward()
+        optimiser.step()
+    of_all = eps.mean(0)
+    torch.testing.assert_close(table.rows[3], of_all, rtol=1e-4, atol=1e-4)
+    for number in range(3):
+        guided = of_all + scale * (eps[labels == number].mean(0) - of_all)
+        torch.testing.assert_close(table.rows[number], guided, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("velocity", [False, True])
+def test_without_guidance_the_guided_loss_is_the_plain_one(velocity: bool) -> None:
+    x0, eps, t, labels = torch.randn(3, 1, 2, 2), torch.randn(3, 1, 2, 2), torch.tensor([3, 400, 999]), torch.arange(3)
+    table, null = Table(3, velocity=velocity), torch.full((3,), 3)
+    torch.nn.init.normal_(table.rows)
+    plain = denoising_loss(table, SCHEDULE, x0, labels, t, eps)
+    assert torch.equal(guided_loss(table, SCHEDULE, x0, labels, null, t, eps, 1.0), plain)
+    # images without a label have no direction to be guided in
+    plain = denoising_loss(table, SCHEDULE, x0, null, t, eps)
+    torch.testing.assert_close(guided_loss(table, SCHEDULE, x0, null, null, t, eps, 4.0), plain)
 
 
 @pytest.mark.parametrize("count", [2, 7])

@@ -5,7 +5,8 @@ class are kept. The denoiser then trains on them by the plain loss, without nois
 private image: all of it is post-processing of releases (denoiser, moments, probe, votes), and costs no privacy.
 
 Before DP-SGD it teaches the denoiser what the probe and the moments know of the classes, so that the budget of DP-SGD
-goes to likeness; after DP-SGD it cleans up.
+goes to likeness; after DP-SGD it cleans up. The last round can train classifier-free guidance in, so that images of a
+class differ more from those of others, with as many network calls.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 from rapid.data import to_unit_range
 from rapid.data.augment import augment
 from rapid.diffusion import Schedule
-from rapid.diffusion.losses import denoising_loss
+from rapid.diffusion.losses import guided_loss
 from rapid.methods.rapid.candidates import Candidates, draw_candidates, surest
 from rapid.methods.rapid.parts import Parts
 from rapid.methods.rapid.settings import When
@@ -61,7 +62,8 @@ def distil(
         Stopped: a stop was requested.
     """
     own = parts.settings.private.distillation
-    for number in range(own.rounds_before if when == "before" else own.rounds):
+    rounds = own.rounds_before if when == "before" else own.rounds
+    for number in range(rounds):
         if candidates is None or number:
             candidates = draw_candidates(parts, device, number, when)
         accepted = float(candidates.accepted.mean())
@@ -72,7 +74,9 @@ def distil(
             warnings.warn(problem, stacklevel=2)
             break
         latents, labels, weights = chosen_latents(parts, candidates, votes, device, number)
-        denoiser = _trained(parts, latents, labels, weights, checkpoint(f"{NAME}-{when}-{number}"))
+        # denoisers of earlier rounds draw candidates, which lose variety by selection already
+        guidance = own.guidance if (when, number) == ("after", rounds - 1) else 1.0
+        denoiser = _trained(parts, latents, labels, weights, guidance, checkpoint(f"{NAME}-{when}-{number}"))
         parts = replace(parts, denoiser=denoiser, private_from=parts.settings.schedule.timesteps)
     return parts.denoiser
 
@@ -82,9 +86,10 @@ def _trained(
     latents: Tensor,
     labels: NDArray[np.int64],
     weights: NDArray[np.float64],
+    guidance: float,
     checkpoint: Checkpoint,
 ) -> Denoiser:
-    """A copy of the denoiser, trained on latents of given classes, as often as their weights say."""
+    """A copy of the denoiser, trained on latents of given classes, as often as their weights say; see `guided_loss`."""
     own, device = parts.settings.private.distillation, latents.device
     shares, targets = torch.from_numpy(weights), torch.from_numpy(labels).to(device)
     schedule = Schedule.build(parts.settings.schedule).to(device)
@@ -101,7 +106,7 @@ def _trained(
         return latents[picked], y, t, eps
 
     def value(x: Tensor, y: Tensor, t: Tensor, eps: Tensor) -> Tensor:
-        return denoising_loss(denoiser, schedule, x, y, t, eps).mean()
+        return guided_loss(denoiser, schedule, x, y, denoiser.null_labels(len(x)), t, eps, guidance).mean()
 
     train(NAME, denoiser, Loss(draw, value), own.training, checkpoint)
     return denoiser

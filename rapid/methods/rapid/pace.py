@@ -6,7 +6,7 @@ from rapid.methods.rapid.levels import SHARES, drawn_of_each, guides_less, level
 from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
 
 PLAIN_GRADIENT, CALL = 0.6, 0.3
-"""Time of an example in training without clipping, and of a network call in sampling, relative to a per-example
+"""Time of an example in training without clipping, and of a network call without gradients, relative to a per-example
 gradient that is clipped; measured on the denoiser of `letters-mnist` on one CPU core."""
 GUIDED = {"linear": 4, "none": 4, "kl": 9}
 """How much longer a network call takes with guidance by the probe, by kind of autoencoder."""
@@ -36,7 +36,8 @@ def other_work(settings: RapidSettings) -> float:
         distillation, rounds = own.distillation, own.distillation.rounds_before + own.distillation.rounds
         drawn = distillation.candidates * candidate_work(settings, distillation.sampling or settings.generation)
         trained = PLAIN_GRADIENT * distillation.training.steps * distillation.training.batch_size
-        work += rounds * (drawn + trained)
+        guided = CALL * distillation.training.steps * distillation.training.batch_size
+        work += rounds * (drawn + trained) + guided * bool(distillation.rounds and distillation.guidance > 1)
     return work + levels_work(settings)
 
 
@@ -57,4 +58,7 @@ def levels_work(settings: RapidSettings, classes: int = 1) -> float:
 
 def candidate_work(settings: RapidSettings, generation: GenerationSettings) -> float:
     """Time of drawing an image, in per-example gradients of DP-SGD."""
-    return CALL * generation.steps * (GUIDED[settings.autoencoder.kind] if generation.probe_guidance else 1)
+    longer = 1 if generation.guidance == 1 else 2
+    if generation.probe_guidance:
+        longer += GUIDED[settings.autoencoder.kind] - 1
+    return CALL * generation.steps * longer

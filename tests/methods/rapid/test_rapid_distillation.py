@@ -116,6 +116,35 @@ def test_training_lowers_the_loss_on_what_is_kept(parts: Parts, tmp_path: Path) 
     assert all(torch.equal(a, b) for a, b in zip(trained.parameters(), again.parameters(), strict=True))
 
 
+def with_distillation(parts: Parts, **changes: object) -> Parts:
+    own = parts.settings.private.distillation.model_copy(update=changes)
+    private = parts.settings.private.model_copy(update={"distillation": own})
+    return replace(parts, settings=parts.settings.model_copy(update={"private": private}))
+
+
+def test_guidance_moves_classes_apart_in_the_last_round_after_dp_sgd(parts: Parts, tmp_path: Path) -> None:
+    @torch.no_grad()
+    def apart(denoiser: Denoiser) -> float:
+        return float((denoiser(x, t, labels) - denoiser(x, t, denoiser.null_labels(40))).square().mean())
+
+    torch.manual_seed(0)
+    x, t, labels = torch.randn(40, *parts.settings.latent_shape), torch.full((40,), 300), torch.arange(40) % 10
+    trained = {
+        (when, guidance): distil(
+            with_distillation(parts, rounds=2, rounds_before=1, guidance=guidance),
+            CPU, states(tmp_path / when / f"{guidance:g}"), when,
+        )
+        for when in ("before", "after")
+        for guidance in (1.0, 4.0)
+    }  # fmt: skip
+    assert apart(trained["after", 4.0]) > 1.2 * apart(trained["after", 1.0])
+    assert apart(trained["before", 4.0]) == apart(trained["before", 1.0])
+    plain, guided = (Checkpoint(tmp_path / "after" / name / "distillation-after-0").load() for name in ("1", "4"))
+    assert plain is not None
+    assert guided is not None
+    assert all(torch.equal(guided["network"][name], tensor) for name, tensor in plain["network"].items())
+
+
 @pytest.fixture(scope="module")
 def distilled(
     public_bundle: Path, digits: Path, tiny_settings: RapidSettings, tmp_path_factory: pytest.TempPathFactory
@@ -236,9 +265,7 @@ class StopsOnce(Checkpoint):
 def test_a_run_that_was_stopped_gives_the_same_denoiser(
     parts: Parts, tmp_path: Path, stopped_rounds: list[str]
 ) -> None:
-    own = parts.settings.private.distillation.model_copy(update={"rounds": 2})
-    private = parts.settings.private.model_copy(update={"distillation": own})
-    parts = replace(parts, settings=parts.settings.model_copy(update={"private": private}))
+    parts = with_distillation(parts, rounds=2)
     quiet, saved = distil(parts, CPU, states(tmp_path / "quiet")), tmp_path / "saved"
     for stops in stopped_rounds:
         with pytest.raises(Stopped), stop_on_signal():
@@ -250,6 +277,11 @@ def test_a_run_that_was_stopped_gives_the_same_denoiser(
 def test_rounds_after_dp_sgd_cannot_be_left_out(tiny_settings: RapidSettings) -> None:
     with pytest.raises(InputError, match=r"least_accepted must be 0 with rounds after DP-SGD"):
         own_settings(tiny_settings, "private.distillation.least_accepted=0.4")
+
+
+def test_guidance_needs_the_null_class(tiny_settings: RapidSettings) -> None:
+    with pytest.raises(InputError, match=r"guidance must be 1 without label_dropout"):
+        own_settings(tiny_settings, "private.distillation.guidance=2", "private.distillation.label_dropout=0")
 
 
 def test_sampling_of_candidates_is_checked_as_that_of_images(tiny_settings: RapidSettings) -> None:
