@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,14 +72,31 @@ def test_images_for_training(private_bundle: Path) -> None:
         assert all(map(torch.equal, one, other))
 
 
+def with_settings(bundle: Path, copy: Path, section: Callable[[dict[str, Any]], dict[str, Any]], **values: Any) -> Path:
+    """A copy of a bundle whose configuration has other values in one section of the settings."""
+    shutil.copytree(bundle, copy)
+    config = json.loads((copy / "config.json").read_text())
+    section(config["settings"]).update(values)
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
+
+
 def test_images_for_training_are_as_varied_as_the_others(private_bundle: Path, tmp_path: Path) -> None:
     """Where the bundle's own scale is larger, it stays."""
-    varied = tmp_path / "varied"
-    shutil.copytree(private_bundle, varied)
-    config = json.loads((varied / "config.json").read_text())
-    config["settings"]["generation"]["epsilon_scale"] = 1.5
-    (varied / "config.json").write_text(json.dumps(config))
+    varied = with_settings(private_bundle, tmp_path / "varied", lambda tree: tree["generation"], epsilon_scale=1.5)
     assert EndlessImages(varied, device="cpu", for_training=True).generator.settings.epsilon_scale == 1.5
+
+
+@pytest.mark.parametrize(("candidates", "scale"), [(20, 1.35), (0, 1.2)])
+def test_images_for_training_are_more_varied_where_guidance_was_trained_in(
+    private_bundle: Path, tmp_path: Path, candidates: int, scale: float
+) -> None:
+    """It is trained in by distillation, of which there is none without candidates."""
+    changed = with_settings(
+        private_bundle, tmp_path / "changed", lambda tree: tree["private"]["distillation"],
+        candidates=candidates, rounds=1, guidance=1.5,
+    )  # fmt: skip
+    assert EndlessImages(changed, device="cpu", for_training=True).generator.settings.epsilon_scale == scale
 
 
 def test_a_model_without_a_probe_makes_no_images_for_training(public_bundle: Path) -> None:
