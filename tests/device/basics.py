@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rapid.diffusion import Schedule
-from rapid.diffusion.losses import denoising_loss, info_nce
+from rapid.diffusion.losses import denoising_loss, guided_loss, info_nce
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 
@@ -96,6 +96,7 @@ def public_steps(device: torch.device, settings: RapidSettings, autocast: bool) 
     networks = [kind.build(settings).to(device) for kind in (Autoencoder, TrajectoryEncoder)]
     autoencoder, encoder = networks
     denoiser = Denoiser.build(settings, 3).to(device)
+    guided = Denoiser.build(settings, 3).to(device)
     velocities = Denoiser.build(settings, 3, settings.schedule).to(device)
     schedule = Schedule.build(settings.schedule).to(device)
     images = torch.rand(4, settings.image.channels, settings.image.size, settings.image.size).to(device)
@@ -107,6 +108,7 @@ def public_steps(device: torch.device, settings: RapidSettings, autocast: bool) 
             lambda: autoencoder.decode_raw(autoencoder.posterior(images)[0]) - images,
         ),
         "denoiser": (denoiser, lambda: denoising_loss(denoiser, schedule, latents, y, t, eps)),
+        "guided": (guided, lambda: guided_loss(guided, schedule, latents, y, guided.null_labels(4), t, eps, 1.5)),
         "velocities": (velocities, lambda: denoising_loss(velocities, schedule, latents, y, t, eps)),
         "encoder": (encoder, lambda: info_nce(encoder(latents), encoder(latents + 0.1 * eps), 0.1)),
     }

@@ -36,7 +36,12 @@ OBJECTIVES = {
         "generation.probe_guidance=0.5",
         "generation.enough_accepted=0.3",
     ],
-    "ldm": ["private.moments.share=0.2", "private.moments.warmup.steps=2", "generation.retrieval=moments"],
+    "ldm": [
+        "private.moments.share=0.2",
+        "private.moments.warmup.steps=2",
+        "private.distillation={candidates: 20, keep: 1, votes_share: 0.1, guidance: 1.5, training: {steps: 2}}",
+        "generation.retrieval=moments",
+    ],
 }
 
 
