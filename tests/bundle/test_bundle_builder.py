@@ -180,6 +180,7 @@ DEPENDS = {
 }
 """The settings that decide how each component of RAPID comes out: sections, or single settings."""
 OTHERWISE: dict[str, Any] = {
+    "private.distillation.guidance": 1.5,
     "method": None,  # there is no other
     "image.size": 40,
     "autoencoder.patch": 4,
