@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from rapid.sampling.classifier import Classifier
     from rapid.sampling.generator import Generator
 
-TRAINING_EPSILON_SCALE = 1.2
-"""Of images that are only to train classifiers on: with it, networks learnt most of letters."""
+TRAINING_EPSILON_SCALE, TRAINING_EPSILON_SCALE_GUIDED = 1.2, 1.35
+"""Of images that are only to train classifiers on: with it, networks learnt most of letters. The second where guidance
+was trained in, which makes the images of a class more alike."""
 
 
 class Rapid:
@@ -135,19 +136,16 @@ class Rapid:
         return ProbeClassifier(bundle, device) if self._has_probe(bundle) else None
 
     def for_training(self, bundle: Bundle) -> Sequence[str] | None:
-        """None refused, at least as varied as the bundle's own, and without the guidance that was trained in.
-
-        See `rapid.methods.base.Teaching`.
-        """
+        """None refused, and at least as varied as the bundle's own; see `rapid.methods.base.Teaching`."""
         if not self._has_probe(bundle):
             return None
         settings = bundle.settings_as(RapidSettings)
-        own, distillation = settings.generation, settings.private.distillation
-        chosen = ["generation.attempts=1", f"generation.epsilon_scale={max(TRAINING_EPSILON_SCALE, own.epsilon_scale)}"]
-        if "after" in distillation.times and distillation.guidance > 1:
-            # scales multiply: null + s (label - null), with a label that is null + s' (label' - null) already
-            chosen.append(f"generation.guidance={own.guidance / distillation.guidance}")
-        return chosen
+        distillation = settings.private.distillation
+        guided = "after" in distillation.times and distillation.guidance > 1
+        scale = max(
+            TRAINING_EPSILON_SCALE_GUIDED if guided else TRAINING_EPSILON_SCALE, settings.generation.epsilon_scale
+        )
+        return ("generation.attempts=1", f"generation.epsilon_scale={scale}")
 
     def _has_probe(self, bundle: Bundle) -> bool:
         from rapid.probe.network import COMPONENT
