@@ -219,10 +219,7 @@ class DistillationSettings(Section):
     augment: AugmentSettings = AugmentSettings(rotate=8.0, scale=0.1, shift=0.04)
     label_dropout: float = Field(0.1, ge=0, le=1, description="share of examples trained with the null class")
     guidance: float = Field(
-        1.0,
-        ge=1,
-        description="classifier-free guidance that the last round after DP-SGD trains in: images are drawn as with "
-        "`generation.guidance` of this size, by half of the network calls; 1: none",
+        1.0, ge=1, description="classifier-free guidance that the last round after DP-SGD trains in; 1: none"
     )
     sampling: GenerationSettings | None = Field(
         None, description="how the candidates of a first round are drawn; None: by `generation`, as later ones"
@@ -230,14 +227,10 @@ class DistillationSettings(Section):
     training: Training = Training(steps=1000, batch_size=256, ema_decay=0.99)
 
     @model_validator(mode="after")
-    def _optional_rounds(self) -> Self:
+    def _goes_together(self) -> Self:
         # which denoiser makes the early steps depends on whether there was a round after DP-SGD
         if self.least_accepted and self.rounds:
             raise ValueError(f"least_accepted must be 0 with rounds after DP-SGD, not {self.least_accepted:g}")
-        return self
-
-    @model_validator(mode="after")
-    def _null_class_for_guidance(self) -> Self:
         if self.guidance > 1 and not self.label_dropout:
             raise ValueError("guidance must be 1 without label_dropout, which trains the null class")
         return self

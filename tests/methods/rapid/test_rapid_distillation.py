@@ -26,6 +26,7 @@ from rapid.methods import apply_overrides
 from rapid.methods.rapid.candidates import draw_candidates, surest
 from rapid.methods.rapid.distillation import chosen_latents, distil
 from rapid.methods.rapid.generator import RapidGenerator, RapidSampler
+from rapid.methods.rapid.pace import CALL, candidate_work, other_work
 from rapid.methods.rapid.parts import Parts
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Denoiser
@@ -282,6 +283,15 @@ def test_rounds_after_dp_sgd_cannot_be_left_out(tiny_settings: RapidSettings) ->
 def test_guidance_needs_the_null_class(tiny_settings: RapidSettings) -> None:
     with pytest.raises(InputError, match=r"guidance must be 1 without label_dropout"):
         own_settings(tiny_settings, "private.distillation.guidance=2", "private.distillation.label_dropout=0")
+
+
+def test_guidance_is_in_the_planned_time(tiny_settings: RapidSettings) -> None:
+    """A network call more for each image that the last round trains on, or for each step of sampling."""
+    plain = own_settings(tiny_settings, "private.distillation.rounds=2")
+    guided = own_settings(tiny_settings, "private.distillation.rounds=2", "private.distillation.guidance=1.5")
+    assert other_work(guided) - other_work(plain) == pytest.approx(CALL * 20 * 16)
+    sampled = plain.generation.model_copy(update={"guidance": 2.0})
+    assert candidate_work(plain, sampled) == 2 * candidate_work(plain, plain.generation)
 
 
 def test_sampling_of_candidates_is_checked_as_that_of_images(tiny_settings: RapidSettings) -> None:
