@@ -150,11 +150,24 @@ def _write_folder(
             file = target / folders[label] / name
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(encode_png(image, text))
-            line: dict[str, Any] = {"file_name": f"{folders[label]}/{name}", "label": classes[label]}
-            if soft_labels is not None:
-                # the shortest text of the same float32
-                line[COLUMN] = {one: float(str(chance)) for one, chance in zip(classes, soft_labels[row], strict=True)}
-            metadata.write(json.dumps(line, ensure_ascii=False) + "\n")
+            chances = None if soft_labels is None else soft_labels[row]
+            metadata.write(metadata_line(f"{folders[label]}/{name}", classes[label], classes, chances))
+
+
+def metadata_line(file_name: str, label: str, classes: Sequence[str], chances: NDArray[np.float32] | None) -> str:
+    """A line of `metadata.jsonl`.
+
+    Args:
+        file_name: of the image, from the folder of `metadata.jsonl` on, with slashes.
+        label: name of its class.
+        classes: class names.
+        chances: probabilities of the classes, float32 (classes,); None if they are not written.
+    """
+    line: dict[str, Any] = {"file_name": file_name, "label": label}
+    if chances is not None:
+        # the shortest text of the same float32
+        line[COLUMN] = {name: float(str(chance)) for name, chance in zip(classes, chances, strict=True)}
+    return json.dumps(line, ensure_ascii=False) + "\n"
 
 
 def _write_parquet(

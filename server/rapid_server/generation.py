@@ -32,7 +32,7 @@ STREAMED: dict[str, Callable[[responses.Reply], AsyncIterator[bytes]]] = {
     responses.LINES: responses.as_lines,
     responses.EVENTS: responses.as_events,
 }
-WITH_SOFT_LABELS = (responses.JSON, responses.LINES, responses.EVENTS)
+WITH_SOFT_LABELS = (responses.JSON, responses.ZIP, responses.LINES, responses.EVENTS)
 _WORK = "work"
 STATUSES = {
     401: "No token, or an unknown one",

@@ -20,6 +20,7 @@ from urllib.parse import quote
 import numpy as np
 from starlette.responses import Response
 
+from rapid.data.export import METADATA, metadata_line
 from rapid.errors import RapidError
 from rapid.pictures import Pixels, encode_png, grid
 from rapid_server.encoder import Encoder
@@ -134,10 +135,13 @@ async def as_events(reply: Reply) -> AsyncIterator[bytes]:
 
 
 async def as_zip(reply: Reply) -> AsyncIterator[bytes]:
-    """A zip of PNGs in order, named by place and class: `00000-a.png`, ..."""
+    """A zip of PNGs in order, named by place and class: `00000-a.png`, ...
+
+    With soft labels `metadata.jsonl` comes last, and what is unpacked is an image set with them.
+    """
     model, job = reply.model, reply.job
     names = class_names(model, job)
-    pipe = _Pipe()
+    pipe, metadata = _Pipe(), list[str]()
     # a file without `seek`: zipfile then writes a stream
     with zipfile.ZipFile(pipe, "w", zipfile.ZIP_STORED) as archive:
         async for ready in _in_order(job):
@@ -146,8 +150,13 @@ async def as_zip(reply: Reply) -> AsyncIterator[bytes]:
                 name = names[one.place]
                 stem = f"{one.place:05d}" if name is None else f"{one.place:05d}-{file_name(name)}"
                 archive.writestr(zipfile.ZipInfo(f"{stem}.png", _ZIP_DATE), content)
+                if reply.soft_labels:
+                    assert name is not None
+                    metadata.append(metadata_line(f"{stem}.png", name, model.classes, one.probabilities))
                 yield pipe.take()
                 job.sent = one.place + 1
+        if metadata:
+            archive.writestr(zipfile.ZipInfo(METADATA, _ZIP_DATE), "".join(metadata))
     yield pipe.take()
 
 

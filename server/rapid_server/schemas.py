@@ -79,7 +79,7 @@ class GenerateRequest(BaseModel):
     ] = None
     soft_labels: Annotated[
         StrictBool,
-        Field(description="also the probabilities of the classes by the model's probe; as JSON, lines or events"),
+        Field(description="also the probabilities of the classes by the model's probe; not as one PNG"),
     ] = False
 
     @field_validator("count", "steps")

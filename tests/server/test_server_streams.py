@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 from tests_support import assert_same_images, numbers
 
+from rapid.data import load_images
 from rapid.methods import open_generator
 from rapid.sampling.generate import generate
 from rapid.sampling.generator import Generator
@@ -271,6 +272,31 @@ def test_the_probe_chooses(application: Any, private_bundle: Path, serving: Any)
     assert len(filled["images"]) == 4
 
 
+def test_a_zip_with_soft_labels_is_an_image_set(
+    application: Any, private_bundle: Path, serving: Any, tmp_path: Path
+) -> None:
+    probed = open_generator(private_bundle, "cpu")
+    expected = generate(probed, 40, seed=9, soft_labels=True)
+    asked = {"count": 40, "seed": 9}
+    with serving(application({"probed": probed})) as client:
+        plain, with_them = (
+            client.post("/generate", json=asked | {"soft_labels": soft}, headers={"Accept": "application/zip"}).content
+            for soft in (False, True)
+        )
+    with zipfile.ZipFile(io.BytesIO(with_them)) as archive, zipfile.ZipFile(io.BytesIO(plain)) as without:
+        assert archive.namelist() == [*without.namelist(), "metadata.jsonl"]
+        assert all(archive.read(name) == without.read(name) for name in without.namelist())
+        archive.extractall(tmp_path / "unpacked")
+    found = load_images(tmp_path / "unpacked", "synthetic", soft_labels=True)
+    assert_same_images(found.images[:], expected.images)
+    assert found.labels is not None
+    assert found.soft_labels is not None
+    names = [probed.classes[label] for label in expected.labels]
+    assert [found.classes[label] for label in found.labels] == names
+    order = [found.classes.index(name) for name in probed.classes]
+    np.testing.assert_allclose(found.soft_labels[:, order], expected.soft_labels, atol=1e-5)
+
+
 def test_soft_labels(application: Any, private_bundle: Path, serving: Any) -> None:
     """Those of the command line, in each form that has room for them."""
     probed = open_generator(private_bundle, "cpu")
@@ -284,8 +310,7 @@ def test_soft_labels(application: Any, private_bundle: Path, serving: Any) -> No
         images = sorted(map(json.loads, with_lines[1:-1]), key=lambda one: one["index"])
         assert [one["soft_label"] for one in images] == collected["soft_labels"]
         assert client.post("/generate", json={"count": 1, "seed": 9}).json()["soft_labels"] is None
-        for accept in ("image/png", "application/zip"):
-            refused = client.post("/generate", json=asked, headers={"Accept": accept})
-            assert refused.status_code == 422
-            assert refused.json()["detail"].startswith(f"soft_labels: {accept} has none; send Accept: application/json")
+        refused = client.post("/generate", json=asked, headers={"Accept": "image/png"})
+        assert refused.status_code == 422
+        assert refused.json()["detail"].startswith("soft_labels: image/png has none; send Accept: application/json")
         assert client.post("/generate", json=asked | {"soft_labels": 1}).status_code == 422
