@@ -15,7 +15,7 @@ LAYERS = (
     "training", "nn", "diffusion", "data", "config",
 )  # fmt: skip
 """Folders of rapid; each may import those behind it. The single modules of rapid lie below all of them."""
-SERVER_MAY = ("rapid.parsing", "rapid.sampling", "rapid.bundle", "rapid.errors", "rapid.pictures")
+SERVER_MAY = ("rapid.parsing", "rapid.sampling", "rapid.bundle", "rapid.errors", "rapid.metadata", "rapid.pictures")
 
 
 def modules(folder: str) -> dict[str, Path]:

@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid.data.origin import KEYWORD
-from rapid.data.readers.soft_labels import COLUMN
 from rapid.errors import InputError
 from rapid.files import check_folder, replacing
+from rapid.metadata import METADATA, SOFT_LABELS, metadata_line
 from rapid.pictures import encode_png, labelled_grid
 
 NPZ, PARQUET, PICTURE = ".npz", ".parquet", ".png"
 FORMS = f"give a folder, or a name that ends in {NPZ}, {PARQUET} or {PICTURE} (one picture of all images)"
-METADATA = "metadata.jsonl"
 MOST_IN_PICTURE = 2_500
 """Of 256x256 pixels these are as large as Pillow opens without complaint."""
 ROWS = 1_000
@@ -123,7 +122,7 @@ def _write_npz(
     if labels is not None:
         arrays |= {"labels": labels, "classes": np.asarray(classes)}
     if soft_labels is not None:
-        arrays[COLUMN] = soft_labels
+        arrays[SOFT_LABELS] = soft_labels
     if text is not None and KEYWORD in text:
         arrays[KEYWORD] = np.asarray(text[KEYWORD])
     with target.open("wb") as stream:
@@ -154,22 +153,6 @@ def _write_folder(
             metadata.write(metadata_line(f"{folders[label]}/{name}", classes[label], classes, chances))
 
 
-def metadata_line(file_name: str, label: str, classes: Sequence[str], chances: NDArray[np.float32] | None) -> str:
-    """A line of `metadata.jsonl`.
-
-    Args:
-        file_name: of the image, from the folder of `metadata.jsonl` on, with slashes.
-        label: name of its class.
-        classes: class names.
-        chances: probabilities of the classes, float32 (classes,); None if they are not written.
-    """
-    line: dict[str, Any] = {"file_name": file_name, "label": label}
-    if chances is not None:
-        # the shortest text of the same float32
-        line[COLUMN] = {name: float(str(chance)) for name, chance in zip(classes, chances, strict=True)}
-    return json.dumps(line, ensure_ascii=False) + "\n"
-
-
 def _write_parquet(
     target: Path,
     images: NDArray[np.uint8],
@@ -187,8 +170,8 @@ def _write_parquet(
         features["label"] = {"names": list(classes), "_type": "ClassLabel"}
         fields.append(pa.field("label", pa.int64()))
     if soft_labels is not None:
-        features[COLUMN] = {"feature": {"dtype": "float32", "_type": "Value"}, "_type": "Sequence"}
-        fields.append(pa.field(COLUMN, pa.list_(pa.float32())))
+        features[SOFT_LABELS] = {"feature": {"dtype": "float32", "_type": "Value"}, "_type": "Sequence"}
+        fields.append(pa.field(SOFT_LABELS, pa.list_(pa.float32())))
     metadata = {"huggingface": json.dumps({"info": {"features": features}}), **(text or {})}
     schema = pa.schema(fields, metadata)
     names = list(_file_names(len(images)))

@@ -20,8 +20,8 @@ from urllib.parse import quote
 import numpy as np
 from starlette.responses import Response
 
-from rapid.data.export import METADATA, metadata_line
 from rapid.errors import RapidError
+from rapid.metadata import METADATA, metadata_line
 from rapid.pictures import Pixels, encode_png, grid
 from rapid_server.encoder import Encoder
 from rapid_server.engine import EngineStoppedError

@@ -23,10 +23,11 @@ from rapid.data.fit import TooLargeError, fit_pixels
 from rapid.data.origin import KEYWORD, Origin, origins_in
 from rapid.data.readers.columns import LABELS, NONE
 from rapid.data.readers.labels import from_numbers, people_of
-from rapid.data.readers.soft_labels import COLUMN, as_rows, read_soft_labels
+from rapid.data.readers.soft_labels import as_rows, read_soft_labels
 from rapid.data.readers.source import Labels, Records, Source
 from rapid.data.stored import Stored, image_digests
 from rapid.errors import InputError
+from rapid.metadata import SOFT_LABELS
 
 IMAGES = "images.npy"
 OTHER_NAMES = (*LABELS, "y", "targets")
@@ -52,7 +53,7 @@ def read_archive(source: Source) -> Records:
         # np.load leaves a damaged file open, so open it here
         with source.path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             names = list(archive.files)
-            soft = COLUMN if source.soft_labels else None
+            soft = SOFT_LABELS if source.soft_labels else None
             asked = {name for name in (wanted, "classes", column, soft) if name is not None} - {"images"}
             small = {name: archive[name] for name in names if name in asked}
             origins = _origins(archive)
@@ -86,7 +87,7 @@ def read_archive(source: Source) -> Records:
         fitted = images if form is None else fit_pixels(images, form)
     except TooLargeError as error:
         raise source.error(str(error), f"has images of {stored.sizes}; {error}") from None
-    chances = read_soft_labels([as_rows(small[COLUMN], source)], labels, source) if soft in small else None
+    chances = read_soft_labels([as_rows(small[SOFT_LABELS], source)], labels, source) if soft in small else None
     return Records(fitted, labels, units, stored.notes(form), origins, stored, digests, chances)
 
 

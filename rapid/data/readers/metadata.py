@@ -19,9 +19,10 @@ from rapid.data.readers.columns import LABELS, NONE, check_people, file_column, 
 from rapid.data.readers.decode import Encoded, decode
 from rapid.data.readers.folder import SPLITS, has_image, is_image, read_folder
 from rapid.data.readers.labels import from_values, people_of
-from rapid.data.readers.soft_labels import COLUMN, by_name, join_by_name, read_soft_labels
+from rapid.data.readers.soft_labels import by_name, join_by_name, read_soft_labels
 from rapid.data.readers.source import Records, Source
 from rapid.data.readers.suffixes import TABLES as SUFFIXES
+from rapid.metadata import SOFT_LABELS
 from rapid.parsing import parse_json
 
 TABLES = ("metadata.csv", "metadata.jsonl", "labels.csv", "labels.tsv", "labels.jsonl")
@@ -77,8 +78,8 @@ def read_metadata(source: Source) -> Records:
     if label is not None:
         typed = all(table.path.suffix.lower() == ".jsonl" for table in tables)
         values = [row.get(label) for row in rows]
-        if source.soft_labels and COLUMN in columns:
-            classes, listed = join_by_name([row.get(COLUMN) for row in rows], values, source)
+        if source.soft_labels and SOFT_LABELS in columns:
+            classes, listed = join_by_name([row.get(SOFT_LABELS) for row in rows], values, source)
             labels = from_values(values, classes, source, typed=typed)
             chances = read_soft_labels([listed], labels, source)
         else:
@@ -132,8 +133,8 @@ def _json_lines(lines: Iterable[str], *, soft_labels: bool) -> tuple[list[Mappin
         if not isinstance(row, dict):
             raise ValueError("a line is not an object")
         # of many classes they would take most of the memory
-        chances = row.pop(COLUMN, None)
-        rows.append(row | {COLUMN: by_name(chances, known)} if soft_labels and chances is not None else row)
+        chances = row.pop(SOFT_LABELS, None)
+        rows.append(row | {SOFT_LABELS: by_name(chances, known)} if soft_labels and chances is not None else row)
     return rows, tuple(dict.fromkeys(name for row in rows for name in row))
 
 

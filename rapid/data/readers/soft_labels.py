@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rapid.data.readers.source import Labels, Source
+from rapid.metadata import SOFT_LABELS
 
-COLUMN = "soft_labels"
-"""Name of the array or column."""
 TOLERANCE = 1e-3
 """How far the probabilities of an image may be from adding up to 1: they are rounded."""
-WRONG = f"'{COLUMN}' must hold one probability for each class, which add up to 1, for each image; correct them"
-NO_ORDER = f"has '{COLUMN}', and labels that are names without an order; write a ClassLabel, or numbers"
+WRONG = f"'{SOFT_LABELS}' must hold one probability for each class, which add up to 1, for each image; correct them"
+NO_ORDER = f"has '{SOFT_LABELS}', and labels that are names without an order; write a ClassLabel, or numbers"
 
 
 class ByName(NamedTuple):
@@ -103,7 +102,7 @@ def read_soft_labels(
         InputError: the images have no labels, or these are no probabilities of their classes.
     """
     if labels is None:
-        raise source.error(f"has '{COLUMN}' but no labels; add them")
+        raise source.error(f"has '{SOFT_LABELS}' but no labels; add them")
     if any(part.shape[1] != len(labels.names) for part in parts) or sum(map(len, parts)) != len(labels.numbers):
         raise source.error(WRONG)
     rows = np.concatenate(parts) if len(parts) > 1 else parts[0]

@@ -18,10 +18,11 @@ from rapid.data.classes import class_folders
 from rapid.data.readers.columns import check_people, label_column
 from rapid.data.readers.decode import Encoded, decode
 from rapid.data.readers.labels import from_values, people_of
-from rapid.data.readers.soft_labels import COLUMN, NO_ORDER, as_rows, read_soft_labels
+from rapid.data.readers.soft_labels import NO_ORDER, as_rows, read_soft_labels
 from rapid.data.readers.source import Records, Source
 from rapid.data.readers.suffixes import PARQUET
 from rapid.errors import InputError
+from rapid.metadata import SOFT_LABELS
 from rapid.parsing import parse_json
 
 IMAGES = ("image", "img", "images", "png", "jpg")
@@ -63,7 +64,7 @@ def read_table(source: Source) -> Records:
     if any(one != classes for one in more):
         raise source.error(OTHERS.format("number their classes differently"))
     people, label = check_people(others, source), label_column(others, source, classes)
-    soft = COLUMN if source.soft_labels and COLUMN in others else None
+    soft = SOFT_LABELS if source.soft_labels and SOFT_LABELS in others else None
     small: dict[str, list[Any]] = {name: [] for name in (label, people) if name is not None}
     chances: list[NDArray[np.float32]] = []
     for path in paths:
