@@ -27,6 +27,7 @@ from rapid.errors import InputError
 from rapid.methods.base import Choice, Resources, Tree
 from rapid.methods.rapid.automatic_networks import SMALLEST_SIDE, choose_networks
 from rapid.methods.rapid.diagnosis import beyond_chance
+from rapid.methods.rapid.settings import DistillationSettings
 
 SIDES = (4, 8, 16, 32)
 """Sides of latents that are tried; one that is the side of the images has their pixels. With twice the side a private
@@ -105,6 +106,8 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources, image: Tree) -
     tree["encoder"] = {"augment": augment}
     tree["probe"] = {"augment": augment, "enabled": images.labels is not None} | PROBE
     tree |= copy.deepcopy(BEGINNING)
+    views = DistillationSettings().augment.model_dump(mode="json") | {"border": augment["border"]}
+    tree["private"]["distillation"] = {"augment": views}
     if not writing:
         tree["subspace"] = {"examples": EXAMPLES}
         tree["private"]["moments"]["warmup_on"] = "public"

@@ -122,7 +122,8 @@ def _distillation(settings: RapidSettings, gradients: float, classes: int) -> Tr
     if not (candidates and steps):
         return {}
     training = {"steps": steps, "batch_size": SMALL_BATCH, "learning_rate": 2e-3, "warmup_steps": min(50, steps // 10)}
-    return {
+    own: Tree = settings.private.distillation.model_dump(mode="json")
+    return own | {
         "candidates": candidates,
         "rounds": 0,
         "rounds_before": 1,

@@ -52,6 +52,11 @@ def test_letters_and_photographs_get_what_suits_them() -> None:
     assert (photos.image.size, photos.image.channels, photos.image.fit) == (32, 3, "contain")
     assert (writing.encoder.augment.flip, writing.encoder.augment.border) == (False, "black")
     assert (photos.encoder.augment.flip, photos.encoder.augment.border) == (True, "reflect")
+    # images that are distilled are turned, too; mirroring them is left out, as private classes may not allow it
+    assert (writing.private.distillation.augment.border, writing.private.distillation.augment.rotate) == ("black", 8)
+    assert photos.private.distillation.augment == writing.private.distillation.augment.model_copy(
+        update={"border": "reflect"}
+    )
     # photographs that are so smooth may have 4x4 latents, by the time of a step
     assert photos.latent_size <= 8
     # writing gets a small autoencoder that is trained
@@ -180,6 +185,14 @@ def test_what_was_set_of_the_image_is_planned_for() -> None:
     assert (small.image.size, found.image.size, found.image.fit, found.image.channels) == (64, 128, "pad", 3)
     assert found.latent_size <= 16
     assert large.why[0].startswith("images: 128x128, colour")
+
+
+def test_the_private_stage_keeps_the_views_that_suit_the_public_images() -> None:
+    _, photos = chosen(photographs(300))
+    found = choose_private(photos, PublicFacts(50_000, ("a", "b"), (32, 32, 3)), 10.0, 1e6).settings["private"]
+    distilled = apply_overrides({"method": "rapid", "private": found}, []).private.distillation
+    assert distilled.candidates > 0
+    assert distilled.augment == photos.private.distillation.augment
 
 
 def planned(classes: int, gradients: float, processes: int = 1) -> Choice:
