@@ -8,6 +8,7 @@ from typing import Any
 
 import dp_accounting
 from dp_accounting import DpEvent
+from scipy.optimize import bisect
 
 from rapid.dp.accounting import prv_epsilon, prv_of_steps
 from rapid.dp.events import compose, poisson_gaussian_steps
@@ -17,6 +18,7 @@ from rapid.errors import InputError
 MAX_NOISE_MULTIPLIER = 1e5
 MIN_NOISE_MULTIPLIER = 0.1
 RELATIVE_TOLERANCE = 1e-3
+ROUGH_TOLERANCE = 0.02
 SECANTS = 9
 """Of the search that is tried first; it mostly needs four or five."""
 SLOPE = 2.0
@@ -34,6 +36,32 @@ def single_noise_multiplier(epsilon: float, delta: float) -> float:
         delta: in (0, 1).
     """
     return float(dp_accounting.get_sigma_gaussian(epsilon, delta))
+
+
+def rough_noise_multiplier(sample_rate: float, steps: int, epsilon: float, delta: float) -> float:
+    """A noise multiplier with which DP-SGD by itself is (epsilon, delta)-DP: quickly found, and more than it needs.
+
+    For comparing settings. It is Renyi divergences' answer, to two percent.
+
+    Args:
+        sample_rate: in (0, 1].
+        steps: >= 1.
+        epsilon: > 0.
+        delta: in (0, 1).
+
+    Returns:
+        noise multiplier, from MIN_NOISE_MULTIPLIER to MAX_NOISE_MULTIPLIER, whether these are enough or not.
+    """
+
+    def excess(level: float) -> float:
+        return renyi_bound([(math.exp(-level), sample_rate, steps)], delta) - epsilon
+
+    low, high = -math.log(MAX_NOISE_MULTIPLIER), -math.log(MIN_NOISE_MULTIPLIER)
+    if excess(high) <= 0:
+        return MIN_NOISE_MULTIPLIER
+    if excess(low) >= 0:
+        return MAX_NOISE_MULTIPLIER
+    return math.exp(-bisect(excess, low, high, xtol=ROUGH_TOLERANCE / 2)) * (1 + ROUGH_TOLERANCE / 2)
 
 
 def solve_noise_multiplier(

@@ -25,7 +25,13 @@ from rapid.dp.accounting import (
     rdp_at_order,
     rdp_epsilon,
 )
-from rapid.dp.calibration import MIN_NOISE_MULTIPLIER, single_noise_multiplier, solve_noise_multiplier
+from rapid.dp.calibration import (
+    MAX_NOISE_MULTIPLIER,
+    MIN_NOISE_MULTIPLIER,
+    rough_noise_multiplier,
+    single_noise_multiplier,
+    solve_noise_multiplier,
+)
 from rapid.dp.events import compose, dp_sgd_event, gaussian_event
 from rapid.errors import InputError, PrivacyRefused
 
@@ -151,6 +157,22 @@ def test_the_solved_noise_spends_the_budget_and_not_more(
     assert found == pytest.approx(noise, rel=1e-3)
     assert prv_epsilon([dp_sgd_event(found, rate, steps)], delta) <= epsilon
     assert prv_epsilon([dp_sgd_event(found * 0.998, rate, steps)], delta) > epsilon
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "rate", "steps", "noise"), SOLVED)
+def test_rough_noise_is_enough_and_that_of_dp_accounting(
+    epsilon: float, delta: float, rate: float, steps: int, noise: float
+) -> None:
+    found = rough_noise_multiplier(rate, steps, epsilon, delta)
+    assert noise <= found <= 1.4 * noise
+    oracle = RdpAccountant([*range(2, 128), 256, 512, 1024])
+    oracle.compose(dp_sgd_event(found, rate, steps))
+    assert oracle.get_epsilon(delta) == pytest.approx(epsilon, rel=0.06)
+
+
+def test_rough_noise_stays_within_its_limits() -> None:
+    assert rough_noise_multiplier(0.001, 1, 1e6, 1e-5) == MIN_NOISE_MULTIPLIER
+    assert rough_noise_multiplier(1.0, 10**9, 1e-6, 1e-5) == MAX_NOISE_MULTIPLIER
 
 
 @settings(max_examples=6, deadline=None)

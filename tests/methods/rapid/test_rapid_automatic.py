@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from rapid.data import ImageSet, fit_images, load_images, sample_path
 from rapid.data.augmented import AugmentedImages
 from rapid.diffusion.solvers import late_grid
 from rapid.dp.access import PublicFacts
+from rapid.dp.calibration import solve_noise_multiplier
+from rapid.dp.events import dp_sgd_event
 from rapid.methods import apply_overrides
 from rapid.methods.base import Choice, Resources, Tree
 from rapid.methods.rapid.automatic import FLOOR, choose_public
@@ -172,6 +175,39 @@ def test_private_settings_fit_the_images_and_the_time(
         assert tones is None
     more = choose_private(base, facts, 2 * epsilon, gradients).settings["private"]
     assert more["steps"] >= own["steps"]
+
+
+def made_of(size: int, epsilon: float, draws: float) -> tuple[int, int, int]:
+    """Multiplicity, images and steps where a step has about so many draws."""
+    base = apply_overrides({"method": "rapid"}, [])
+    assert isinstance(base, RapidSettings)
+    facts = PublicFacts(size, (), (32, 32))
+    steps = choose_private(base, facts, epsilon, 1e6).settings["private"]["steps"]
+    own = choose_private(base, facts, epsilon, draws * steps).settings["private"]
+    assert own["steps"] == steps
+    return own["multiplicity"], own["expected_batch"], steps
+
+
+@pytest.mark.parametrize(("size", "epsilon", "draws"), [(14_000, 1.0, 5000), (2000, 0.3, 1200), (60_000, 0.1, 8000)])
+def test_images_are_drawn_often_where_the_noise_follows_their_number(size: int, epsilon: float, draws: float) -> None:
+    multiplicity, batch, steps = made_of(size, epsilon, draws)
+    assert multiplicity == 4
+    fewer, more = (noise_of_mean(size, epsilon, number, steps) for number in (batch, 4 * batch))
+    assert fewer < 4**0.3 * more
+
+
+@pytest.mark.parametrize(("size", "epsilon", "draws"), [(10_000, 10.0, 800), (60_000, 10.0, 4000), (10_000, 3.0, 600)])
+def test_many_images_are_drawn_where_the_noise_has_its_least_size(size: int, epsilon: float, draws: float) -> None:
+    multiplicity, batch, steps = made_of(size, epsilon, draws)
+    assert multiplicity == 1
+    more, fewer = (noise_of_mean(size, epsilon, number, steps) for number in (batch, batch // 4))
+    assert fewer > 4**0.3 * more
+
+
+def noise_of_mean(size: int, epsilon: float, batch: int, steps: int) -> float:
+    """In a mean of gradients of length 1, by numerical composition."""
+    event = partial(dp_sgd_event, sample_rate=batch / size, steps=steps)
+    return solve_noise_multiplier(event, epsilon, 1 / size / 10) / batch
 
 
 def test_what_was_set_of_the_image_is_planned_for() -> None:
