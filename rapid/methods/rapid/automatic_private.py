@@ -56,8 +56,8 @@ def choose_private(
 
     The same on all machines for the same arguments.
 
-    The signal-to-noise ratio of a step is about N * epsilon / sqrt(steps), whatever the batch. So the number of steps
-    follows from N * epsilon; batch and multiplicity follow from the minutes (see `_divided`).
+    The signal-to-noise ratio of a step is at best about N * epsilon / sqrt(steps), whatever the batch. So the number of
+    steps follows from N * epsilon; batch and multiplicity follow from the minutes (see `_divided`).
 
     Args:
         settings: of the public bundle.
@@ -119,10 +119,10 @@ def choose_private(
 
 
 def _divided(draws: float, steps: int, size: int, epsilon: float) -> tuple[int, int]:
-    """Draws of each image and images in a step: what makes most of the draws of a step.
+    """Draws of each image, and images in a step, for the best signal-to-noise ratio of its mean gradient.
 
-    Where the noise follows the sample rate, more images are no gain, and the mean of several draws of an image is a
-    better gradient. Where few images are drawn the noise has a least size, which more of them divide.
+    Where the noise multiplier is proportional to the sample rate, more images are no gain, and the mean of several
+    draws of an image is a better gradient. At small rates it hardly falls with them, and more images have less noise.
 
     Args:
         draws: of a step.
