@@ -159,10 +159,12 @@ def _prepare(
 ) -> Prepared:
     """Read and check everything before anything is written."""
     private = PrivateSet.read(images, setup.settings, setup.base, ledger)
+    # before the choice, which needs an epsilon that is one
+    request = private.request(setup.base, epsilon, delta)
     if choose is not None:
         setup = replace(setup, settings=choose(private.facts))
     settings = setup.settings
-    asked: Json = {"settings": settings.model_dump(mode="json")} | private.request(setup.base, epsilon, delta)
+    asked: Json = {"settings": settings.model_dump(mode="json")} | request
     specs = setup.releases(private.facts)
     budget = _earlier_budget(out, asked)
     if budget is not None:

@@ -41,6 +41,13 @@ def test_the_three_commands_need_no_settings(tmp_path: Path, colours: Path) -> N
     assert json.loads((base / "config.json").read_text()) == config
 
     train = ("train-private", "--base", base, "--private", colours / "private.npz", "--epsilon", 5, "--delta", 1e-3)
+    for epsilon in (-1, "nan"):
+        refused = run(*train, "--out", tmp_path / "refused", "--epsilon", epsilon)
+        assert refused.returncode == 2
+        told = f"rapid: --epsilon {float(epsilon)}: must be a positive number"
+        assert refused.stderr.splitlines()[-1].startswith(told)
+        assert "N = 160" not in refused.stdout
+    assert not (tmp_path / "refused").exists()
     train = (*train, "--out", model, "--ledger", tmp_path / "ledger.jsonl", "--minutes", 0.02)
     trained = run(*train)
     assert trained.returncode == 0, trained.stderr
