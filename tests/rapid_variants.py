@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from rapid.bundle import Bundle
+from rapid.methods.rapid.generation_settings import GenerationSettings
 from rapid.methods.rapid.generator import RapidGenerator
-from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
+from rapid.methods.rapid.settings import RapidSettings
 
 CPU = torch.device("cpu")
 

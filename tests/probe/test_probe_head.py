@@ -20,9 +20,10 @@ from rapid.dp.budget import Budget, calibrate
 from rapid.dp.releases import DpSgdSpec, Release
 from rapid.errors import InputError
 from rapid.methods import apply_overrides
+from rapid.methods.rapid.generation_settings import GenerationSettings
 from rapid.methods.rapid.generator import RapidGenerator
 from rapid.methods.rapid.private_stage import releases
-from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
+from rapid.methods.rapid.settings import RapidSettings
 from rapid.probe.features import probe_features
 from rapid.probe.head import NAME, probe_spec, train_head
 from rapid.probe.network import Probe

@@ -1,7 +1,7 @@
 """RAPID (ICLR 2025): late denoising steps trained privately from retrieved public intermediates.
 
-settings.py       all settings; automatic.py, automatic_networks.py and automatic_private.py choose them, pace.py says
-                  what takes how long
+settings.py       all settings; generation_settings.py and distillation_settings.py have sections of them
+automatic.py      chooses them, with automatic_networks.py and automatic_private.py; pace.py says what takes how long
 public_stage.py   the public bundle; networks.py, knowledge_base.py and subspace.py make its parts, retrieval.py and
                   diagnosis.py measure them
 private_stage.py  releases and private training; objectives.py has the losses `rapid`, `late` and `ldm`; ball.py,
@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rapid.methods.base import BaseUse, Choice, Description, PublicImages, Resources, Tree
-from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
+from rapid.methods.rapid.generation_settings import GenerationSettings
+from rapid.methods.rapid.settings import RapidSettings
 
 if TYPE_CHECKING:
     import numpy as np

@@ -27,7 +27,7 @@ from rapid.errors import InputError
 from rapid.methods.base import Choice, Resources, Tree
 from rapid.methods.rapid.automatic_networks import SMALLEST_SIDE, choose_networks
 from rapid.methods.rapid.diagnosis import beyond_chance
-from rapid.methods.rapid.settings import DistillationSettings
+from rapid.methods.rapid.distillation_settings import DistillationSettings
 
 SIDES = (4, 8, 16, 32)
 """Sides of latents that are tried; one that is the side of the images has their pixels. With twice the side a private

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rapid.methods.rapid.distillation_settings import When
 from rapid.methods.rapid.generator import RapidSampler
 from rapid.methods.rapid.parts import Parts
-from rapid.methods.rapid.settings import When
 from rapid.progress import Progress
 from rapid.sampling.streams import make_streams
 from rapid.stopping import check_stop

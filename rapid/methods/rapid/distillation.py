@@ -25,8 +25,8 @@ from rapid.data.augment import augment
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import guided_loss
 from rapid.methods.rapid.candidates import Candidates, draw_candidates, surest
+from rapid.methods.rapid.distillation_settings import When
 from rapid.methods.rapid.parts import Parts
-from rapid.methods.rapid.settings import When
 from rapid.methods.rapid.votes import Votes
 from rapid.nn import Autoencoder, Denoiser
 from rapid.probe.features import probe_features

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rapid.diffusion import Schedule
+from rapid.methods.rapid.generation_settings import GenerationSettings
 from rapid.methods.rapid.moments import ClassMoments
-from rapid.methods.rapid.settings import GenerationSettings
 from rapid.nn import Autoencoder
 from rapid.nn.storage import StoredNetwork
 from rapid.probe.network import Probe

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from rapid.methods.rapid.candidates import Candidates, judged
+from rapid.methods.rapid.generation_settings import GenerationSettings
 from rapid.methods.rapid.generator import RapidSampler
 from rapid.methods.rapid.guidance import GuidanceLevels
 from rapid.methods.rapid.parts import Parts
-from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
+from rapid.methods.rapid.settings import RapidSettings
 from rapid.progress import Progress
 
 SHARES = 0.0, 0.2, 0.5

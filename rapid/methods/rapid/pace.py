@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from rapid.methods.rapid.generation_settings import GenerationSettings
 from rapid.methods.rapid.levels import SHARES, drawn_of_each, guides_less, levels_wanted, lowers_confidence
-from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
+from rapid.methods.rapid.settings import RapidSettings
 
 PLAIN_GRADIENT, CALL = 0.6, 0.3
 """Time of an example in training without clipping, and of a network call without gradients, relative to a per-example

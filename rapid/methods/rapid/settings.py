@@ -18,16 +18,14 @@ from rapid.config.sections import (
     OverlapSettings,
     PrivateProbeSettings,
     ProbeSettings,
-    SamplingSettings,
     ScheduleSettings,
     Section,
     SplitSettings,
     TonesSettings,
     Training,
 )
-
-WITHOUT_RECORDS = "must be none or moments without a knowledge base (retrieval.enabled=false)"
-"""What `generation.retrieval` must be."""
+from rapid.methods.rapid.distillation_settings import DistillationSettings
+from rapid.methods.rapid.generation_settings import WITHOUT_RECORDS, GenerationSettings
 
 
 class RetrievalSettings(Section):
@@ -99,147 +97,6 @@ class MomentsSettings(Section):
         description="training on such latents before DP-SGD, at no privacy cost",
     )
     warmup_from: int = Field(300, ge=1, description="lowest timestep of the warm-up: lower ones show what moments lack")
-
-
-class GenerationSettings(SamplingSettings):
-    """How images are sampled."""
-
-    confidence: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="probability of its class by the private probe that a candidate needs to be accepted; 0: it is "
-        "enough that no other class is likelier. To raise it after training, set least_accepted=0, too",
-    )
-    sampler: Literal["ddim", "pndm", "dpm-solver++"] = "ddim"
-    steps: int = Field(
-        100,
-        ge=1,
-        description="network calls from T to 0 if nothing were skipped; T // steps apart: a rest makes more of them",
-    )
-    retrieval: Literal["query", "class", "moments", "none"] = Field(
-        "query",
-        description="how the start of the late steps is found: by a query of step k (the paper), or a record of a "
-        "public class that looks like the wanted one (no early steps; without a probe: query); moments: drawn from the "
-        "released moments of the wanted class, from noise in a public bundle, which has none; none: from noise",
-    )
-    guidance: float = Field(
-        1.0,
-        ge=0,
-        description="classifier-free guidance, s of eps(null) + s (eps(label) - eps(null)): 1 is off (in dpdm: 0); "
-        "train with label_dropout > 0",
-    )
-    probe_guidance: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="probability of the wanted class by the private probe, where there is one, up to which it pulls "
-        "images towards that class; 0 is off; helps where the denoiser knows classes less well than the probe",
-    )
-    enough_accepted: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="share of its candidates that is enough: a class of which the probe accepts as many is guided less "
-        "than probe_guidance says, or not at all. Found at the end of training; later only 0, all classes are guided "
-        "alike, makes a difference",
-    )
-    least_accepted: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="share of candidates, of all classes together, that is to be accepted: confidence is lowered as "
-        "far as that takes, so that images need fewer of them. Found at the end of training; later only 0, confidence "
-        "as it is set, makes a difference",
-    )
-    start: int | None = Field(
-        None,
-        ge=1,
-        description="timestep, retrieval.v to private.start, at which images begin; None: where training did",
-    )
-    clip_range: float | None = Field(
-        None,
-        gt=0,
-        description="denoised latents are clipped to +- this number in every step (latents have variance 1): small "
-        "errors of the network become large ones where noise dominates; None: not clipped",
-    )
-    epsilon_scale: float = Field(
-        1.0, gt=0, description="the noise that is predicted is divided by this; more than 1: more varied, less clean"
-    )
-    public_below: int = Field(
-        0,
-        ge=0,
-        description="steps below this timestep, the last ones, are the public denoiser's, without classes: they decide "
-        "no class, and DP-SGD leaves grain there; 0: none of them",
-    )
-    gpu_index: bool = Field(
-        False,
-        description="with a knowledge base of index type ivf on --device cuda: let faiss search it on the GPU, where "
-        "the installed faiss can; an image may then depend on those made beside it",
-    )
-
-    @property
-    def uses_records(self) -> bool:
-        """Whether images begin from records of the knowledge base."""
-        return self.retrieval in ("query", "class")
-
-
-When = Literal["before", "after"]
-"""DP-SGD."""
-
-
-class DistillationSettings(Section):
-    """Select and distil: the denoiser trains on those of its own images that the probe is surest of."""
-
-    candidates: int = Field(
-        0, ge=0, description="images that the probe judges in each round, at no privacy cost; 0: no distillation"
-    )
-    rounds: int = Field(1, ge=0, description="of drawing, judging and training after DP-SGD")
-    rounds_before: int = Field(
-        0, ge=0, description="the same before DP-SGD, which then begins from a denoiser that knows the classes"
-    )
-    keep: float = Field(
-        0.3, gt=0, le=1, description="share of the images that the probe takes for their class that is kept: the surest"
-    )
-    least_accepted: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="where the probe takes a smaller share for their class, nothing is distilled before DP-SGD; "
-        "only with rounds=0",
-    )
-    votes_share: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="of epsilon that votes of the private images for clusters of candidates would spend by themselves: "
-        "after DP-SGD images are trained on as often as the votes say; 0: all that are kept equally often",
-    )
-    views: int = Field(1, ge=0, description="random views of each kept image that are trained on beside it")
-    augment: AugmentSettings = AugmentSettings(rotate=8.0, scale=0.1, shift=0.04)
-    label_dropout: float = Field(0.1, ge=0, le=1, description="share of examples trained with the null class")
-    guidance: float = Field(
-        1.0, ge=1, description="classifier-free guidance that the last round after DP-SGD trains in; 1: none"
-    )
-    sampling: GenerationSettings | None = Field(
-        None, description="how the candidates of a first round are drawn; None: by `generation`, as later ones"
-    )
-    training: Training = Training(steps=1000, batch_size=256, ema_decay=0.99)
-
-    @model_validator(mode="after")
-    def _goes_together(self) -> Self:
-        # which denoiser makes the early steps depends on whether there was a round after DP-SGD
-        if self.least_accepted and self.rounds:
-            raise ValueError(f"least_accepted must be 0 with rounds after DP-SGD, not {self.least_accepted:g}")
-        if self.guidance > 1 and not self.label_dropout:
-            raise ValueError("guidance must be 1 without label_dropout, which trains the null class")
-        return self
-
-    @property
-    def times(self) -> tuple[When, ...]:
-        """When there are rounds, before or after DP-SGD."""
-        rounds: dict[When, int] = {"before": self.rounds_before, "after": self.rounds}
-        return tuple(when for when, count in rounds.items() if count and self.candidates)
 
 
 class RapidPrivateSettings(DpSgdSettings):

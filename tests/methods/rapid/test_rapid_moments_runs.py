@@ -14,8 +14,9 @@ from rapid.config.sections import MethodSettings
 from rapid.data.private import PrivateImages
 from rapid.errors import InputError
 from rapid.methods import apply_overrides
+from rapid.methods.rapid.generation_settings import GenerationSettings
 from rapid.methods.rapid.generator import RapidGenerator
-from rapid.methods.rapid.settings import GenerationSettings, RapidSettings
+from rapid.methods.rapid.settings import RapidSettings
 from rapid.sampling.generate import generate
 from rapid.stages.private import train_private_bundle
 
