@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rapid.methods.rapid.distillation_settings import When
+from rapid.methods.rapid.distillation_settings import DistillationSettings, When
 from rapid.methods.rapid.generator import RapidSampler
 from rapid.methods.rapid.parts import Parts
 from rapid.progress import Progress
@@ -86,6 +86,22 @@ def judged(sampler: RapidSampler, wanted: NDArray[np.int64], seed: int, progress
         probabilities.append(chances)
         progress.advance(len(numbers))
     return Candidates(np.concatenate(images), np.concatenate(probabilities), wanted)
+
+
+def eligible(candidates: Candidates, own: DistillationSettings) -> Candidates:
+    """Those that may be kept: the probe is sure enough of them, and takes them for the class that they count for.
+
+    Args:
+        candidates: n of them.
+        own: `relabel` says which class that is, `confidence` how sure.
+
+    Returns:
+        At most n, all accepted.
+    """
+    if own.relabel:
+        candidates = replace(candidates, wanted=candidates.probabilities.argmax(1).astype(np.int64))
+    rows = candidates.accepted_at(own.confidence)
+    return Candidates(candidates.images[rows], candidates.probabilities[rows], candidates.wanted[rows])
 
 
 def surest(
