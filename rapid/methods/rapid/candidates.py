@@ -104,15 +104,12 @@ def eligible(candidates: Candidates, own: DistillationSettings) -> Candidates:
     return Candidates(candidates.images[rows], candidates.probabilities[rows], candidates.wanted[rows])
 
 
-def surest(
-    probabilities: NDArray[np.float32], wanted: NDArray[np.int64], keep: float
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of the images that the probe takes for the class that they were drawn for, the surest of each class.
+def surest(probabilities: NDArray[np.float32], keep: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of images that count for their likeliest class, the surest of each class.
 
     Args:
         probabilities: float32 (n, classes).
-        wanted: classes that the images were drawn for, int64 (n,).
-        keep: share of such images of each class that is kept; at least one where there is any.
+        keep: share of the images of each class that is kept; at least one where there is any.
 
     Returns:
         Rows, int64 (m,), and their classes, int64 (m,).
@@ -120,7 +117,7 @@ def surest(
     labels, sure = probabilities.argmax(1), probabilities.max(1)
     rows = []
     for number in range(probabilities.shape[1]):
-        own = np.flatnonzero((labels == number) & (wanted == number))
+        own = np.flatnonzero(labels == number)
         order = own[np.argsort(-sure[own], kind="stable")]
         rows.append(order[: max(1, round(keep * len(order)))])
     chosen = np.concatenate(rows)

@@ -120,7 +120,7 @@ def chosen_latents(
 
     Args:
         parts: see `distil`.
-        candidates: what may be kept; see `eligible`.
+        candidates: what may be kept, as `eligible` returns it.
         votes: see `distil`.
         device: where to compute.
         seed: of the views.
@@ -129,7 +129,7 @@ def chosen_latents(
         Latents, float (n, c, h, w); classes, int64 (n,); weights, float64 (n,), with the same sum in each class.
     """
     own = parts.settings.private.distillation
-    rows, labels = surest(candidates.probabilities, candidates.wanted, own.keep)
+    rows, labels = surest(candidates.probabilities, own.keep)
     weights = np.ones(len(rows))
     if votes is not None:
         assert parts.probe is not None
