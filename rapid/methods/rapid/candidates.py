@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rapid.methods.rapid.distillation_settings import DistillationSettings, When
+from rapid.methods.rapid.distillation_settings import When
 from rapid.methods.rapid.generator import RapidSampler
 from rapid.methods.rapid.parts import Parts
 from rapid.progress import Progress
@@ -88,28 +88,15 @@ def judged(sampler: RapidSampler, wanted: NDArray[np.int64], seed: int, progress
     return Candidates(np.concatenate(images), np.concatenate(probabilities), wanted)
 
 
-def eligible(candidates: Candidates, own: DistillationSettings) -> Candidates:
-    """Those that may be kept: the probe is sure enough of them, and takes them for the class that they count for.
-
-    Args:
-        candidates: n of them.
-        own: `relabel` says which class that is, `confidence` how sure.
-
-    Returns:
-        At most n, all accepted.
-    """
-    if own.relabel:
-        candidates = replace(candidates, wanted=candidates.probabilities.argmax(1).astype(np.int64))
-    rows = candidates.accepted_at(own.confidence)
-    return Candidates(candidates.images[rows], candidates.probabilities[rows], candidates.wanted[rows])
-
-
-def surest(probabilities: NDArray[np.float32], keep: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of images that count for their likeliest class, the surest of each class.
+def surest(
+    probabilities: NDArray[np.float32], wanted: NDArray[np.int64], keep: float
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of the images that the probe takes for the class that they were drawn for, the surest of each class.
 
     Args:
         probabilities: float32 (n, classes).
-        keep: share of the images of each class that is kept; at least one where there is any.
+        wanted: classes that the images were drawn for, int64 (n,).
+        keep: share of such images of each class that is kept; at least one where there is any.
 
     Returns:
         Rows, int64 (m,), and their classes, int64 (m,).
@@ -117,7 +104,7 @@ def surest(probabilities: NDArray[np.float32], keep: float) -> tuple[NDArray[np.
     labels, sure = probabilities.argmax(1), probabilities.max(1)
     rows = []
     for number in range(probabilities.shape[1]):
-        own = np.flatnonzero(labels == number)
+        own = np.flatnonzero((labels == number) & (wanted == number))
         order = own[np.argsort(-sure[own], kind="stable")]
         rows.append(order[: max(1, round(keep * len(order)))])
     chosen = np.concatenate(rows)

@@ -24,7 +24,7 @@ from rapid.data import to_unit_range
 from rapid.data.augment import augment
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import guided_loss
-from rapid.methods.rapid.candidates import Candidates, draw_candidates, eligible, surest
+from rapid.methods.rapid.candidates import Candidates, draw_candidates, surest
 from rapid.methods.rapid.distillation_settings import When
 from rapid.methods.rapid.parts import Parts
 from rapid.methods.rapid.votes import Votes
@@ -67,13 +67,13 @@ def distil(
         if candidates is None or number:
             candidates = draw_candidates(parts, device, number, when)
         accepted = float(candidates.accepted.mean())
-        usable = eligible(candidates, own)
-        if accepted < own.least_accepted or not len(usable.wanted):
-            sure = f", and is sure enough of {len(usable.wanted):,}" if own.confidence else ""
-            problem = f"the probe takes {accepted:.0%} of the images for their class{sure}"
-            warnings.warn(f"{problem}: no more is distilled {when} DP-SGD", stacklevel=2)
+        if accepted == 0 or accepted < own.least_accepted:
+            problem = (
+                f"the probe takes {accepted:.0%} of the images for their class: no more is distilled {when} DP-SGD"
+            )
+            warnings.warn(problem, stacklevel=2)
             break
-        latents, labels, weights = chosen_latents(parts, usable, votes, device, number)
+        latents, labels, weights = chosen_latents(parts, candidates, votes, device, number)
         # denoisers of earlier rounds draw candidates, which lose variety by selection already
         guidance = own.guidance if (when, number) == ("after", rounds - 1) else 1.0
         denoiser = _trained(parts, latents, labels, weights, guidance, checkpoint(f"{NAME}-{when}-{number}"))
@@ -120,7 +120,7 @@ def chosen_latents(
 
     Args:
         parts: see `distil`.
-        candidates: what may be kept, as `eligible` returns it.
+        candidates: what may be kept.
         votes: see `distil`.
         device: where to compute.
         seed: of the views.
@@ -129,13 +129,14 @@ def chosen_latents(
         Latents, float (n, c, h, w); classes, int64 (n,); weights, float64 (n,), with the same sum in each class.
     """
     own = parts.settings.private.distillation
-    rows, labels = surest(candidates.probabilities, own.keep)
+    rows, labels = surest(candidates.probabilities, candidates.wanted, own.keep)
     weights = np.ones(len(rows))
     if votes is not None:
         assert parts.probe is not None
-        # the density of candidates is that of all that may be kept, of which `keep` takes a part
-        features = probe_features(parts.probe.to(device), candidates.images, device).cpu()
-        weights = votes.weights(features, candidates.wanted)[rows]
+        # the density of candidates is that of all that the probe accepts, of which `keep` takes a part
+        taken = np.flatnonzero(candidates.accepted)
+        features = probe_features(parts.probe.to(device), candidates.images[taken], device).cpu()
+        weights = votes.weights(features, candidates.wanted[taken])[np.searchsorted(taken, rows)]
     totals = np.bincount(labels, weights, len(parts.classes))[labels]
     # where a class got no votes above the noise, all of it equally often
     weights = np.where(totals > 0, weights / np.where(totals > 0, totals, 1), 1 / np.bincount(labels)[labels])

@@ -26,14 +26,6 @@ class DistillationSettings(Section):
     keep: float = Field(
         0.3, gt=0, le=1, description="share of the images that the probe takes for their class that is kept: the surest"
     )
-    relabel: bool = Field(
-        False,
-        description="an image counts for the class that the probe takes it for, whatever it was drawn for; false: "
-        "only those that it takes for the class that they were drawn for are kept",
-    )
-    confidence: float = Field(
-        0.0, ge=0, lt=1, description="probability of its class by the probe that an image needs to be kept"
-    )
     least_accepted: float = Field(
         0.0,
         ge=0,

@@ -23,7 +23,7 @@ from rapid.dp.rows import PrivateTensor
 from rapid.dp.training_spec import training_spec
 from rapid.errors import InputError
 from rapid.methods.base import Description
-from rapid.methods.rapid.candidates import draw_candidates, eligible
+from rapid.methods.rapid.candidates import draw_candidates
 from rapid.methods.rapid.distillation import distil
 from rapid.methods.rapid.generator import RapidSampler
 from rapid.methods.rapid.guidance import NAME as LEVELS
@@ -171,8 +171,7 @@ def _distil(access: PrivateAccess, parts: Parts, probe: Probe) -> Denoiser:
     candidates = draw_candidates(parts, access.device) if first else None
     if VOTES in access.budget.names:
         checkpoint = access.post_processing(f"{VOTES}-clusters") if first else None
-        usable = None if candidates is None else eligible(candidates, parts.settings.private.distillation)
-        votes = release_votes(access, probe.to(access.device), usable, checkpoint)
+        votes = release_votes(access, probe.to(access.device), candidates, checkpoint)
     if not first:
         return parts.denoiser
     return distil(parts, access.device, access.post_processing, candidates=candidates, votes=votes)

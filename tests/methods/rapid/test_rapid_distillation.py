@@ -23,9 +23,8 @@ from rapid.diffusion import Schedule
 from rapid.diffusion.losses import noise_prediction_loss
 from rapid.errors import InputError, Stopped
 from rapid.methods import apply_overrides
-from rapid.methods.rapid.candidates import Candidates, draw_candidates, eligible, surest
+from rapid.methods.rapid.candidates import draw_candidates, surest
 from rapid.methods.rapid.distillation import chosen_latents, distil
-from rapid.methods.rapid.distillation_settings import DistillationSettings
 from rapid.methods.rapid.generator import RapidGenerator, RapidSampler
 from rapid.methods.rapid.pace import CALL, candidate_work, other_work
 from rapid.methods.rapid.parts import Parts
@@ -61,41 +60,17 @@ def parts(private: Bundle, tiny_settings: RapidSettings) -> Parts:
     return replace(Parts.of(private), settings=own_settings(tiny_settings))
 
 
-def usable(parts: Parts) -> Candidates:
-    return eligible(draw_candidates(parts, CPU), parts.settings.private.distillation)
-
-
-PROBABILITIES = npst.arrays(
-    np.float32, st.tuples(st.integers(1, 30), st.integers(1, 4)), elements=st.floats(0, 1, width=32)
+@given(
+    npst.arrays(np.float32, st.tuples(st.integers(1, 30), st.integers(1, 4)), elements=st.floats(0, 1, width=32)),
+    st.sampled_from([0.1, 0.5, 0.8, 1.0]),
+    st.integers(0, 3),
 )
-
-
-@given(PROBABILITIES, st.booleans(), st.sampled_from([0.0, 0.5, 0.9]), st.integers(0, 3))
-def test_images_of_which_the_probe_is_sure_may_be_kept(
-    probabilities: NDArray[np.float32], relabel: bool, confidence: float, first: int
-) -> None:
-    drawn = Candidates(
-        images=np.arange(len(probabilities), dtype=np.uint8)[:, None, None],
-        probabilities=probabilities,
-        wanted=(first + np.arange(len(probabilities))) % probabilities.shape[1],
-    )
-    kept = eligible(drawn, DistillationSettings(relabel=relabel, confidence=confidence))
-    expected = [
-        (row, int(one.argmax()))
-        for row, one in enumerate(probabilities)
-        if float(one.max()) >= confidence and (relabel or int(one.argmax()) == drawn.wanted[row])
-    ]
-    assert list(zip(kept.images.ravel().tolist(), kept.wanted.tolist(), strict=True)) == expected
-    assert (kept.probabilities == probabilities[kept.images.ravel()]).all()
-    assert kept.accepted.all()
-
-
-@given(PROBABILITIES, st.sampled_from([0.1, 0.5, 0.8, 1.0]))
-def test_the_surest_of_each_class_are_kept(probabilities: NDArray[np.float32], keep: float) -> None:
-    rows, labels = surest(probabilities, keep)
+def test_the_surest_of_each_class_are_kept(probabilities: NDArray[np.float32], keep: float, first: int) -> None:
+    wanted = (first + np.arange(len(probabilities))) % probabilities.shape[1]
+    rows, labels = surest(probabilities, wanted, keep)
     assert len(set(rows.tolist())) == len(rows)
     for number in range(probabilities.shape[1]):
-        own = [row for row, one in enumerate(probabilities) if int(one.argmax()) == number]
+        own = [row for row, one in enumerate(probabilities) if int(one.argmax()) == number == wanted[row]]
         chosen = rows[labels == number].tolist()
         assert len(chosen) == (max(1, round(keep * len(own))) if own else 0)
         assert set(chosen) <= set(own)
@@ -104,7 +79,7 @@ def test_the_surest_of_each_class_are_kept(probabilities: NDArray[np.float32], k
 
 
 def test_what_is_kept_are_images_of_the_model_and_views_of_them(parts: Parts) -> None:
-    latents, labels, weights = chosen_latents(parts, usable(parts), None, CPU, 0)
+    latents, labels, weights = chosen_latents(parts, draw_candidates(parts, CPU), None, CPU, 0)
     assert len(latents) == len(labels) == len(weights)
     # all classes that are kept equally often
     totals = np.bincount(labels, weights)
@@ -125,7 +100,7 @@ def test_what_is_kept_are_images_of_the_model_and_views_of_them(parts: Parts) ->
 
 
 def test_training_lowers_the_loss_on_what_is_kept(parts: Parts, tmp_path: Path) -> None:
-    latents, labels, _ = chosen_latents(parts, usable(parts), None, CPU, 0)
+    latents, labels, _ = chosen_latents(parts, draw_candidates(parts, CPU), None, CPU, 0)
     trained = distil(parts, CPU, states(tmp_path / "state"))
     schedule = Schedule.build(parts.settings.schedule)
     generator = torch.Generator().manual_seed(9)
@@ -217,25 +192,6 @@ def test_where_the_probe_takes_few_images_for_their_class_nothing_is_distilled(p
     parts = replace(parts, settings=parts.settings.model_copy(update={"private": private}))
     with pytest.warns(UserWarning, match=r"the probe takes \d+% of the images for their class: no more is distilled"):
         assert distil(parts, CPU, states(tmp_path), "before") is parts.denoiser
-
-
-def test_images_count_for_the_class_that_the_probe_takes_them_for(parts: Parts) -> None:
-    """Also those that were drawn for another, so more are kept."""
-    relabelling = with_distillation(parts, relabel=True, views=0)
-    drawn = draw_candidates(relabelling, CPU)
-    latents, labels, _ = chosen_latents(relabelling, usable(relabelling), None, CPU, 0)
-    assert len(labels) == len(drawn.wanted) > drawn.accepted.sum()
-    assert sorted(labels) == sorted(drawn.probabilities.argmax(1))
-    pixels = to_unit_range(drawn.images)
-    distances = torch.cdist(latents.flatten(1), parts.autoencoder.encode(pixels).detach().flatten(1))
-    assert (drawn.probabilities.argmax(1)[distances.argmin(1).numpy()] == labels).all()
-
-
-def test_where_the_probe_is_sure_of_no_image_nothing_is_distilled(parts: Parts, tmp_path: Path) -> None:
-    demanding, drawn = with_distillation(parts, confidence=0.6), draw_candidates(parts, CPU)
-    unsure = replace(drawn, probabilities=drawn.probabilities / 2)
-    with pytest.warns(UserWarning, match=r"for their class, and is sure enough of 0: no more is distilled after"):
-        assert distil(demanding, CPU, states(tmp_path), candidates=unsure) is parts.denoiser
 
 
 def test_it_costs_no_privacy(distilled: Bundle, private: Bundle) -> None:
