@@ -6,6 +6,9 @@ import math
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from oracles.bookkeeper import forms_chosen
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -62,6 +65,32 @@ def test_tiny_gradients_are_clipped_too() -> None:
     assert float(norm) == pytest.approx(1e-19, rel=1e-6)
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    convolution=st.booleans(), activations=st.integers(-30, -15), loss=st.integers(10, 19), seed=st.integers(0, 2**31)
+)
+@example(convolution=False, activations=-23, loss=17, seed=0)
+def test_norms_are_bounds_where_products_of_floats_vanish(
+    convolution: bool, activations: int, loss: int, seed: int
+) -> None:
+    """Squares of tiny activations are lost in float32, but large gradients of the outputs make up for them."""
+    generator = torch.Generator().manual_seed(seed)
+    layer = nn.Conv2d(8, 8, 2, bias=False) if convolution else nn.Linear(64, 64, bias=False)
+    x = torch.randn((1, 8, 3, 3) if convolution else (1, 2, 64), generator=generator) * 10.0**activations
+    weights = torch.randn(layer(x).shape, generator=generator)
+
+    def losses() -> Tensor:
+        return (layer(x) * weights * 10.0**loss).flatten(1).sum(1)
+
+    with forms_chosen("ghost"):
+        sums, norms = BookKeeper(layer).clipped_sum(losses, 1, 1e-8)
+    layer, x, weights = layer.double(), x.double(), weights.double()
+    (exact,) = torch.autograd.grad(losses().sum(), layer.weight)
+    # where squares overflow there is no norm, and the example counts as 0
+    assert not float(norms) < float(exact.norm()) * (1 - 1e-5)
+    assert float(sums[0].double().norm()) <= 1e-8
+
+
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, 1e-25, 1e-9])
 def test_clip_norms_that_float32_cannot_keep_are_refused(clip_norm: float) -> None:
     with pytest.raises(ValidationError):
@@ -77,13 +106,13 @@ def losses_of(network: Denoiser, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_the_margin_is_far_above_the_rounding_of_a_real_network(scale: float) -> None:
     """The sum of a piece in float32, with everything that leads to it, against float64 for the same examples."""
-    settings = load_settings("letters-mnist", ["denoiser.channels=32"])
-    assert isinstance(settings, RapidSettings)
+    own = load_settings("letters-mnist", ["denoiser.channels=32"])
+    assert isinstance(own, RapidSettings)
     torch.manual_seed(1)
-    network = Denoiser.build(settings, 10).eval()
+    network = Denoiser.build(own, 10).eval()
     count = 48
-    x = torch.randn(count, *settings.latent_shape) * scale
-    t, y = torch.randint(0, settings.schedule.timesteps, (count,)), torch.randint(0, 10, (count,))
+    x = torch.randn(count, *own.latent_shape) * scale
+    t, y = torch.randint(0, own.schedule.timesteps, (count,)), torch.randint(0, 10, (count,))
     single, _ = BookKeeper(network).clipped_sum(lambda: losses_of(network, x, t, y), count, CLIP_NORM)
     # the same examples in pieces of other sizes: what a neighbouring set would change for the others
     keeper = BookKeeper(network)

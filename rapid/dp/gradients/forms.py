@@ -13,12 +13,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from rapid.dp.gradients.shift import Shift
 
 ROUNDING_MARGIN = 2.0**-8
 """Share of the clip norm that is set aside for float32 rounding: gradients are clipped to C / (1 + ROUNDING_MARGIN).
@@ -37,8 +38,6 @@ ACCESS = 15
 """Multiplications in the time of one access to a float in memory, roughly, on current CPUs and GPUs."""
 CHUNK, DEVICE_CHUNK = 1 << 21, 1 << 24
 """Floats of patches to form at a time: few enough to stay in a CPU's cache; on a device, worth the calls."""
-MATRIX = 1 << 16
-"""Elements up to which the linear map of pixel products is applied as one matrix product."""
 
 
 class Factors:
@@ -163,7 +162,7 @@ class MatrixGhost(Gradient):
             norms = [torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64) for rows in (a, g)]
             squared: Tensor = (norms[0] * norms[1]).square()
             return squared.flatten()
-        return _inner(a @ a.mT, g @ g.mT)
+        return _inner(a @ a.mT, g @ g.mT, (a.shape[2], g.shape[2]))
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
@@ -199,7 +198,7 @@ class RowsGhost(Gradient):
         """See `Gradient`."""
         g = in_full_precision(self.output_grads)
         same = (self.indices[:, :, None] == self.indices[:, None, :]).to(g.dtype)
-        return _inner(same, g @ g.mT)
+        return _inner(same, g @ g.mT, (0, g.shape[2]))
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
@@ -238,7 +237,8 @@ class ConvolutionGhost(Gradient):
     def norms_squared(self) -> Tensor:
         """See `Gradient`."""
         grams = self._by_group(self.output_grads)
-        return _inner(self._patch_products().flatten(0, 1), (grams.mT @ grams).flatten(0, 1), self.count)
+        products = self._patch_products().flatten(0, 1), (grams.mT @ grams).flatten(0, 1)
+        return _inner(*products, (self.layer.weight[0].numel(), grams.shape[2]), self.count)
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
@@ -297,72 +297,33 @@ class ConvolutionGhost(Gradient):
         pixels = self._by_group(self.inputs)
         draws = len(self.inputs) // self.count
         sizes = tuple(self.inputs.shape[2:]), tuple(self.output_grads.shape[2:])
-        shift = _Shift(draws, *sizes, layer.kernel_size, layer.stride, layer.dilation, self.padding)
+        shift = Shift(draws, *sizes, layer.kernel_size, layer.stride, layer.dilation, self.padding)
         return shift.sum(pixels.mT @ pixels)
 
 
-class _Shift(NamedTuple):
-    """From inner products of pixels to those of the patches around them: a sum over the positions of the kernel."""
-
-    draws: int
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    padding: tuple[int, ...]
-
-    def sum(self, products: Tensor) -> Tensor:
-        """(..., K * H * W, K * H * W) -> (..., K * h * w, K * h * w)."""
-        if self.kernel == self.stride == (1, 1) and self.inputs == self.outputs:
-            return products
-        size, leading = products.shape[-1] ** 2, products.shape[:-2]
-        flat = products.reshape(-1, size)
-        positions = self.draws * self.outputs[0] * self.outputs[1]
-        if size * positions**2 <= MATRIX:
-            matrix = _shift_matrix(self, size, products.dtype, products.device)
-            return (flat @ matrix).view(*leading, positions, positions)
-        return self.slices(flat).view(*leading, positions, positions)
-
-    def slices(self, products: Tensor) -> Tensor:
-        """The sum by slices: float (n, (K * H * W)^2) -> (n, (K * h * w)^2)."""
-        (height, width), (rows, columns) = self.inputs, self.outputs
-        products = products.view(-1, self.draws, height, width, self.draws, height, width)
-        total = products.new_zeros(len(products), self.draws, rows, columns, self.draws, rows, columns)
-        for i in range(self.kernel[0]):
-            from_y, to_y = _span(i * self.dilation[0] - self.padding[0], self.stride[0], height, rows)
-            for j in range(self.kernel[1]):
-                from_x, to_x = _span(j * self.dilation[1] - self.padding[1], self.stride[1], width, columns)
-                total[:, :, to_y, to_x, :, to_y, to_x] += products[:, :, from_y, from_x, :, from_y, from_x]
-        return total.flatten(1)
-
-
-@cache
-def _shift_matrix(shift: _Shift, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The map of `_Shift.slices` as a matrix: faster than many slices for small images."""
-    return shift.slices(torch.eye(size, dtype=dtype)).to(device)
-
-
-def _span(offset: int, stride: int, inputs: int, outputs: int) -> tuple[slice, slice]:
-    """Inputs, and the outputs that read them, along one axis: output o reads input o * stride + offset, if there."""
-    first = max(0, -(offset // stride))
-    last = min(outputs, (inputs - 1 - offset) // stride + 1)
-    count = max(0, last - first)
-    start = first * stride + offset
-    return slice(start, start + (count - 1) * stride + 1, stride) if count else slice(0, 0), slice(first, first + count)
-
-
-def _inner(first: Tensor, second: Tensor, count: int | None = None) -> Tensor:
+def _inner(first: Tensor, second: Tensor, terms: tuple[int, int], count: int | None = None) -> Tensor:
     """<first_i, second_i> for Gram matrices (N * groups, P, P), plus a bound on the rounding error; float64 (N,).
 
     The terms may cancel until the sum is smaller than its rounding error, and with too small a norm an example would be
     clipped too little. With b_t = |a_t| |g_t| the terms sum to at most (sum_t b_t)^2, to which the bound is
-    proportional.
+    proportional. Products below the smallest normal float are lost in an element of a Gram, and the other Gram may be
+    large: its elements sum to at most (sum_t |g_t|)^2.
+
+    Args:
+        first: of vectors a_t.
+        second: of vectors g_t.
+        terms: products that an element of each sums.
+        count: N; None: there are no groups.
     """
-    products = first * second
-    inner = products.flatten(1).sum(1, dtype=torch.float64).clamp_(min=0)
-    lengths = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt().sum(1, dtype=torch.float64)
-    bound = inner.addcmul_(lengths, lengths, value=CANCELLATION * torch.finfo(first.dtype).eps)
+    precision = torch.finfo(first.dtype)
+    inner = (first * second).flatten(1).sum(1, dtype=torch.float64).clamp_(min=0)
+    lost = [number * precision.tiny for number in terms]
+    a, g = (
+        gram.diagonal(dim1=1, dim2=2).double().clamp(min=0).add_(part).sqrt_()
+        for gram, part in zip((first, second), lost, strict=True)
+    )
+    bound = inner.add_((a * g).sum(1).square_(), alpha=CANCELLATION * precision.eps)
+    bound.add_(g.sum(1).square_(), alpha=lost[0]).add_(a.sum(1).square_(), alpha=lost[1])
     return bound if count is None else bound.view(count, -1).sum(1)
 
 
