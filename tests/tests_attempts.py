@@ -51,7 +51,8 @@ class Run:
         with RunFolder.enter(self.out, "train-private", {}, resume=True) as folder:
             images = ImageSet(PIXELS, None, (), "private")
             access = PrivateAccess(images, PublicFacts.of(images), self.budget, folder, device=torch.device("cpu"))
-            charge = Charge(self.ledger, DATA, folder.run_name(DATA), Limit(self.budget.epsilon, self.budget.delta))
+            limit = Limit(self.budget.epsilon, self.budget.delta)
+            charge = Charge(self.ledger, DATA, folder.run_name(DATA), limit, folder.earlier_names())
             with access.charged(charge):
                 count = access.count("many", lambda rows: rows.flatten(1).float().mean(1) > 127, access.images)
                 # without noise all attempts would have the same weights

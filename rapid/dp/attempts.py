@@ -15,7 +15,7 @@ spend line is written. So a crash costs at most the steps up to the next checkpo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 from dp_accounting import NoOpDpEvent
@@ -25,7 +25,7 @@ from rapid.dp.releases import Release
 from rapid.errors import PrivacyRefused
 
 
-def counted(entries: Sequence[Entry], dataset: str, *, superseded: str | None = None) -> list[Entry]:
+def counted(entries: Sequence[Entry], dataset: str, *, superseded: Collection[str] = ()) -> list[Entry]:
     """The line that each attempt on a data set is charged by, without attempts that took nothing.
 
     Lines of rapid 0.2 and earlier have no attempts: the last one of each run counts.
@@ -33,7 +33,7 @@ def counted(entries: Sequence[Entry], dataset: str, *, superseded: str | None = 
     Args:
         entries: all lines of the ledger.
         dataset: identifier of the data set.
-        superseded: name of a run that is about to begin another attempt.
+        superseded: names of runs that go on with another attempt than their last one.
     """
     attempts: dict[tuple[str, int], list[Entry]] = {}
     newest: dict[str, int] = {}
@@ -42,7 +42,7 @@ def counted(entries: Sequence[Entry], dataset: str, *, superseded: str | None = 
             attempts.setdefault((entry.run, entry.attempt), []).append(entry)
             newest[entry.run] = max(newest.get(entry.run, 0), entry.attempt)
     found = [
-        _counted_line(lines, may_go_on=attempt == newest[run] and run != superseded)
+        _counted_line(lines, may_go_on=attempt == newest[run] and run not in superseded)
         for (run, attempt), lines in attempts.items()
     ]
     return [line for line in found if line is not None and line.releases]

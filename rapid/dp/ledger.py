@@ -17,7 +17,7 @@ import hmac
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -104,6 +104,7 @@ class Entry(BaseModel):
         attempt: number of the attempt in its run, from 1; 0 in lines of rapid 0.2 and earlier, which had none.
         checkpoints: from which the attempt goes on (`reserve`), or its newest ones.
         order: of a limit, the Renyi order of its filter; None in lines of rapid 0.2 and earlier.
+        continues: of a reserve line: earlier names of the run, whose folder was moved or copied.
         mac: keyed hash, see the module.
     """
 
@@ -120,6 +121,7 @@ class Entry(BaseModel):
     attempt: int = 0
     checkpoints: tuple[Saved, ...] = ()
     order: int | None = Field(None, ge=2)
+    continues: tuple[str, ...] = ()
     mac: str
 
     @field_validator("releases", mode="before")
@@ -351,10 +353,14 @@ class Transaction:
         *,
         attempt: int,
         checkpoints: Iterable[Saved],
+        continues: Sequence[str] = (),
     ) -> None:
         """Add a line that charges an attempt; see `Entry`."""
         places = [list(checkpoint) for checkpoint in checkpoints]
-        self._add(kind, dataset, run, asked, releases, {"attempt": attempt, "checkpoints": places})
+        more: dict[str, Any] = {"attempt": attempt, "checkpoints": places}
+        # versions that do not know the field can read a ledger without it
+        more |= {"continues": list(continues)} if continues else {}
+        self._add(kind, dataset, run, asked, releases, more)
 
     def _add(
         self, kind: Kind, dataset: str, run: str, limit: Limit, releases: list[Spent], more: dict[str, Any]

@@ -15,7 +15,7 @@ would be a choice by its results, which only the filter covers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dp_accounting import DpEvent
@@ -24,7 +24,7 @@ from rapid.dp.accounting import composition, prv_epsilon
 from rapid.dp.attempts import Attempt, counted, spent_by, steps_of
 from rapid.dp.filter import RenyiFilter
 from rapid.dp.ledger import Entry, Ledger, Limit, Saved, Spent
-from rapid.dp.releases import MIN_DELTA, Release
+from rapid.dp.releases import MIN_DELTA, QuerySpec, Release
 from rapid.dp.whole import WholeAttempt, may_go_on, saved_state
 from rapid.errors import InputError, PrivacyRefused
 from rapid.rounding import as_typed, rounded_up
@@ -95,12 +95,14 @@ class Charge:
         dataset: identifier of the data set.
         run: name of the run, the same when it is resumed.
         asked: requested epsilon and delta of the run alone.
+        earlier: names of the run in folders from which this one was moved or copied.
     """
 
     ledger: Ledger
     dataset: str
     run: str
     asked: Limit
+    earlier: tuple[str, ...] = ()
 
     def begin(self, releases: Sequence[Release], starts: Mapping[str, Saved] | None = None) -> Attempt:
         """Charge an attempt with all that it may take, before its first step.
@@ -111,7 +113,7 @@ class Charge:
 
         Raises:
             PrivacyRefused: the limit of the data set would be exceeded; nothing is charged.
-            InputError: the run, or a checkpoint, belongs to another data set.
+            InputError: the run, or a checkpoint, belongs to another data set, or a recorded result to another run.
             TamperedLedger: see `Ledger`.
         """
         starts = starts or {release.name: Saved(release.name, 0, "") for release in releases}
@@ -120,11 +122,12 @@ class Charge:
         with self.ledger.transaction() as transaction:
             entries = transaction.entries
             self._check_owner(entries, starts)
+            self._check_results(entries, releases, starts)
             own = [entry for entry in entries if entry.run == self.run]
             number = 1 + max((entry.attempt for entry in own), default=0)
             limit = limit_of(entries, self.dataset)
             if limit is not None and wanted:
-                charged = counted(entries, self.dataset, superseded=self.run)
+                charged = counted(entries, self.dataset, superseded=(self.run,))
                 self._check_limit(limit, entries, charged, wanted)
             transaction.charge(
                 "reserve",
@@ -134,6 +137,7 @@ class Charge:
                 wanted,
                 attempt=number,
                 checkpoints=[place for place in starts.values() if place.step],
+                continues=self.earlier,
             )
         return Attempt(self.ledger, self.dataset, self.run, self.asked, number, releases, starts)
 
@@ -159,7 +163,7 @@ class Charge:
             wanted = [] if goes_on else [release]
             limit = limit_of(entries, self.dataset)
             if limit is not None and wanted:
-                self._check_limit(limit, entries, counted(entries, self.dataset, superseded=self.run), wanted)
+                self._check_limit(limit, entries, counted(entries, self.dataset, superseded=(self.run,)), wanted)
             # `spend` follows at once: from here on it is charged, whatever happens
             for kind in ("reserve", "spend") if wanted else ("reserve",):
                 transaction.charge(
@@ -185,8 +189,8 @@ class Charge:
         Raises:
             TamperedLedger: see `Ledger`.
         """
-        own = [entry for entry in self.ledger.entries() if entry.run == self.run]
-        spent = _releases(counted(own, self.dataset, superseded=self.run))
+        own = _lineage(self.ledger.entries(), self.run, self.earlier)
+        spent = _releases(counted(own, self.dataset, superseded={entry.run for entry in own}))
         plan = [Spent.of(release.name, release.event()) for release in releases]
         return [] if _within(plan, spent) or not _lost_a_checkpoint(own) else spent
 
@@ -219,6 +223,20 @@ class Charge:
                 raise InputError(
                     "private", "differs from the images of the run in --out; give those images, or a new --out"
                 )
+
+    def _check_results(
+        self, entries: Sequence[Entry], releases: Sequence[Release], starts: Mapping[str, Saved]
+    ) -> None:
+        """Refuse a recorded result of another run: what was computed from the run's own may be there, too."""
+        saved: dict[str, Saved] = {}
+        for entry in _lineage(entries, self.run, self.earlier):
+            # an attempt goes on from what it finds
+            saved = ({} if entry.kind == "reserve" else saved) | {place.name: place for place in entry.checkpoints}
+        for release in releases:
+            known, found = saved.get(release.name), starts[release.name]
+            if isinstance(release.spec, QuerySpec) and known and found.step and known.sha256 != found.sha256:
+                problem = f"holds another checkpoints/{release.name}.pt than this run saved"
+                raise InputError("out", f"{problem}; restore it, or give a new folder")
 
     def _check_limit(
         self, limit: RenyiFilter, entries: Sequence[Entry], charged: Sequence[Entry], wanted: Sequence[Spent]
@@ -258,6 +276,11 @@ def limit_of(entries: Sequence[Entry], dataset: str) -> RenyiFilter | None:
     return RenyiFilter.of(limits[-1].epsilon, limits[-1].delta, limits[-1].order) if limits else None
 
 
+def earlier_names(entries: Sequence[Entry], run: str) -> set[str]:
+    """Other names of a run, under which it began in folders from which its own was moved or copied."""
+    return {name for entry in entries if entry.run == run for name in entry.continues}
+
+
 def _plan(entries: Sequence[Entry], run: str) -> list[Spent] | None:
     """What the first attempt of a run reserved."""
     return next((list(entry.releases) for entry in entries if entry.run == run and entry.kind == "reserve"), None)
@@ -272,6 +295,13 @@ def _may_go_on_by_composition(limit: RenyiFilter, entries: Sequence[Entry], char
     if limit.admits(plan) or prv_epsilon(plan, limit.delta) > limit.epsilon * (1 + TOLERANCE):
         return None
     return run
+
+
+def _lineage(entries: Sequence[Entry], run: str, names: Collection[str]) -> list[Entry]:
+    """The lines of a run, and those under its earlier names up to where its own begin."""
+    own = [entry for entry in entries if entry.run == run]
+    first = own[0].number if own else len(entries)
+    return [entry for entry in entries[:first] if entry.run in names] + own
 
 
 def _lost_a_checkpoint(own: Sequence[Entry]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -26,7 +26,7 @@ from rapid.dp.ledger import Entry, Ledger, Spent, TamperedLedger
 from rapid.dp.randomness import NOISE_SOURCES, Randomness
 from rapid.dp.renyi import candidates_of, library_epsilon
 from rapid.dp.selection import TUNE
-from rapid.dp.spending import limit_of
+from rapid.dp.spending import earlier_names, limit_of
 from rapid.errors import InputError, RapidError
 from rapid.release.policy import Policy
 from rapid.release.rules import Rule, rule
@@ -209,6 +209,7 @@ class Account:
         runs: what each attempt is charged for.
         limit: on their spending.
         model_run: the run that is charged for at least what the statement lists; empty if there is none.
+        model_names: all names of that run: a folder that was moved gives another.
     """
 
     lines: int
@@ -216,6 +217,7 @@ class Account:
     runs: tuple[Entry, ...]
     limit: RenyiFilter | None
     model_run: str
+    model_names: frozenset[str]
 
     @classmethod
     def of(cls, ledger: Ledger, dataset: str, statement: Statement) -> Account:
@@ -226,7 +228,8 @@ class Account:
         """
         entries = ledger.entries()
         runs = tuple(counted(entries, dataset))
-        return cls(len(entries), dataset, runs, limit_of(entries, dataset), _run_of(runs, statement))
+        names = {entry.run: {entry.run} | earlier_names(entries, entry.run) for entry in runs}
+        return cls(len(entries), dataset, runs, limit_of(entries, dataset), *_run_of(runs, names, statement))
 
     @property
     def events(self) -> list[DpEvent]:
@@ -262,7 +265,7 @@ class Account:
             "epsilon_means": ADAPTIVE,
             "epsilon_prv": number(fixed),
             "epsilon_prv_means": FIXED,
-            "runs": [_row(entry, self.model_run) for entry in self.runs],
+            "runs": [_row(entry, entry.run in self.model_names) for entry in self.runs],
         }
 
 
@@ -326,23 +329,21 @@ def ledger_rules(policy: Policy, account: Account | str | None, delta: float) ->
     return rules
 
 
-def _run_of(runs: Sequence[Entry], statement: Statement) -> str:
+def _run_of(runs: Sequence[Entry], names: Mapping[str, set[str]], statement: Statement) -> tuple[str, frozenset[str]]:
+    """The run that is charged for what a statement lists, and all of its names."""
     wanted = steps_of(statement.spent)
-    charged: dict[str, list[Spent]] = {}
-    for entry in runs:
-        charged.setdefault(entry.run, []).extend(entry.releases)
-    for run, releases in charged.items():
-        steps = steps_of(releases)
+    for run, own in names.items():
+        steps = steps_of(release for entry in runs if entry.run in own for release in entry.releases)
         if wanted and all(steps.get(key, 0) >= count for key, count in wanted.items()):
-            return run
-    return ""
+            return run, frozenset(own)
+    return "", frozenset()
 
 
-def _row(entry: Entry, model_run: str) -> Json:
+def _row(entry: Entry, made_this_model: bool) -> Json:
     state = {"settle": "spent", "spend": "spent at most"}.get(entry.kind, "reserved")
     return {
         "run": entry.run,
-        "made_this_model": entry.run == model_run,
+        "made_this_model": made_this_model,
         "attempt": entry.attempt,
         "time": entry.time,
         "state": state,

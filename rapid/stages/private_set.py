@@ -115,7 +115,8 @@ class PrivateSet:
 
     def charge(self, ledger: Ledger, run_folder: RunFolder, limit: Limit) -> Charge:
         """The charge of the run in a folder to their account."""
-        return Charge(ledger, self.account, run_folder.run_name(self.account, self.assignment), limit)
+        name = run_folder.run_name(self.account, self.assignment)
+        return Charge(ledger, self.account, name, limit, run_folder.earlier_names())
 
     def part(self, ranks: Ranks) -> ImageSet:
         """The images of this rank, with whole people; other images never reach its network."""

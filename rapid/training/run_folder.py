@@ -124,14 +124,16 @@ class RunFolder:
     def run_name(self, dataset: str = "", units: str = "") -> str:
         """A random name for the run in this folder, the same when it is resumed here.
 
-        A copy of the folder is another run: releases that both make are charged twice.
+        A copy of the folder is another run: releases that both make are charged twice. `earlier_names` has the name of
+        the first.
 
         Args:
             dataset: keyed identifier of the private images, which binds the folder to them and to their ledger.
             units: keyed hash of whose image each is, if people are the units; binds the folder to it.
 
         Raises:
-            InputError: the run was begun with other images, with another ledger, or with other people.
+            InputError: the run was begun with other images, with another ledger, or with other people, or its name is
+                lost beside its training states.
         """
         file, place = self._checkpoints / RUN, self.out.resolve().stat()
         # a hash, because the folder may be shared, and only equality matters
@@ -142,6 +144,11 @@ class RunFolder:
         except (OSError, ValueError):
             written = {}
         written = written if isinstance(written, dict) else {}
+        if not written and any(self._checkpoints.glob("*.pt")):
+            # as a new run it would not be charged for what these come from
+            raise InputError(
+                "out", f"has no checkpoints/{RUN} that can be read; restore it, or give a new folder", self.out
+            )
         before = dict(written)
         if dataset and written.setdefault("dataset", dataset) != dataset:
             problem = "differs from the images of the run in --out, or --ledger from its ledger"
@@ -153,11 +160,18 @@ class RunFolder:
             )
         if units:
             written["units"] = units
-        if written.get("folder") != folder or not isinstance(written.get("run"), str):
+        name = written.get("run")
+        if written.get("folder") != folder or not isinstance(name, str):
             written |= {"run": secrets.token_hex(8), "folder": folder}
+            if isinstance(name, str):
+                written["earlier"] = [*_earlier_names(written), name]
         if written != before:
             write_json(file, written)
         return str(written["run"])
+
+    def earlier_names(self) -> tuple[str, ...]:
+        """Names of the run in folders from which this one was moved or copied; see `run_name`, which notes them."""
+        return _earlier_names(json.loads((self._checkpoints / RUN).read_text(encoding="utf-8")))
 
     def earlier(self) -> dict[str, Any] | None:
         """The manifest of an earlier run in this folder; None if there is none that can be read."""
@@ -221,6 +235,11 @@ class RunFolder:
             yield
         finally:
             lock.release()
+
+
+def _earlier_names(written: Mapping[str, Any]) -> tuple[str, ...]:
+    names = written.get("earlier")
+    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
 
 def _first_difference(first: Any, second: Any, name: str = "") -> str | None:

@@ -40,13 +40,21 @@ def test_a_count_that_is_drawn_again_is_charged_again(run: Run) -> None:
 
 
 @pytest.mark.parametrize("gone", ["", "many", "network"])
-def test_a_statement_tells_what_was_taken_again(run: Run, gone: str) -> None:
+@pytest.mark.parametrize("moves", [0, 1, 2])
+def test_a_statement_tells_what_was_taken_again(run: Run, gone: str, moves: int) -> None:
+    """Also in a folder from which this one was moved."""
     run.until(4)
     if gone:
         run.checkpoint(gone).unlink()
+    for number in range(moves):
+        run.out = run.out.rename(run.out.with_name(f"moved-{number}"))
+        run.until(5 + number)
     run.go()
     entries = run.ledger.entries()
-    charge = Charge(run.ledger, DATA, entries[-1].run, Limit(BUDGET.epsilon, BUDGET.delta))
+    with RunFolder.enter(run.out, "train-private", {}, resume=True) as folder:
+        names = folder.earlier_names()
+    assert len(names) == moves
+    charge = Charge(run.ledger, DATA, entries[-1].run, Limit(BUDGET.epsilon, BUDGET.delta), names)
     retaken = charge.retaken(BUDGET.releases)
     assert bool(retaken) == bool(gone)
     plan = privacy_statement(BUDGET, method="rapid", noise_source="chacha20")
@@ -58,6 +66,31 @@ def test_a_statement_tells_what_was_taken_again(run: Run, gone: str) -> None:
     found = Recomputed.of(Statement.model_validate(stated))
     assert found.consistent
     assert found.prv <= stated["epsilon"]
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_count_of_another_run_is_refused(run: Run, tmp_path: Path, moves: bool) -> None:
+    run.until(2)
+    own = shutil.copyfile(run.checkpoint("many"), tmp_path / "own.pt")
+    other = Run(tmp_path / "other")
+    other.until(2)
+    shutil.copyfile(other.checkpoint("many"), run.checkpoint("many"))
+    if moves:
+        run.out = run.out.rename(run.out.with_name("moved"))
+    with pytest.raises(InputError, match=r"out: holds another checkpoints/many\.pt than this run saved; restore it"):
+        run.go()
+    assert run.charged() == {"many": 1, "network": 2}
+    shutil.copyfile(own, run.checkpoint("many"))
+    run.go()
+
+
+def test_without_its_name_a_run_does_not_go_on(run: Run) -> None:
+    """It would be another one, whose statement tells nothing of what its training states come from."""
+    run.until(2)
+    (run.out / "checkpoints" / "run.json").unlink()
+    with pytest.raises(InputError, match=r"run\.json that can be read; restore it, or give a new folder"):
+        run.go()
+    assert run.charged() == {"many": 1, "network": 2}
 
 
 def test_an_older_checkpoint_that_is_put_back_is_charged_from_its_step(run: Run, tmp_path: Path) -> None:

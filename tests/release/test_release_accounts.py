@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +139,11 @@ class Book:
         self.digests = image_digests(self.images.images)
         self.dataset = self.ledger.account(self.digests)
 
-    def charge(self, run: str, attempt: int, releases: list[Spent]) -> None:
+    def charge(self, run: str, attempt: int, releases: list[Spent], continues: Sequence[str] = ()) -> None:
+        how: Any = {"attempt": attempt, "checkpoints": []}
         with self.ledger.transaction() as lines:
-            for kind in ("reserve", "settle"):
-                lines.charge(kind, self.dataset, run, Limit(1, 1e-5), releases, attempt=attempt, checkpoints=[])
+            lines.charge("reserve", self.dataset, run, Limit(1, 1e-5), releases, continues=continues, **how)
+            lines.charge("settle", self.dataset, run, Limit(1, 1e-5), releases, **how)
 
     def rules(self, policy: Policy) -> dict[str, str]:
         account = read_account(self.path, self.digests, self.statement)
@@ -173,6 +175,18 @@ def test_the_run_of_the_model_is_found(book: Book) -> None:
         assert book.rules(LOOSE)["ledger-run"] == "fail"
     book.charge("other", 2, book.statement.spent)
     assert book.rules(LOOSE)["ledger-run"] == "pass"
+
+
+def test_the_run_of_a_model_is_found_under_all_of_its_names(book: Book) -> None:
+    """As after its folder was moved."""
+    book.begin("moved")
+    whole = book.statement.spent
+    book.charge("first", 1, whole[:1])
+    book.charge("second", 1, whole[1:], continues=["first"])
+    account = read_account(book.path, book.digests, book.statement)
+    assert not isinstance(account, str)
+    assert account.model_run == "second"
+    assert [row["made_this_model"] for row in account.record(LOOSE, book.statement.delta)["runs"]] == [True, True]
 
 
 def test_the_total_is_that_of_all_runs(book: Book) -> None:
