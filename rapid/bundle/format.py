@@ -185,9 +185,10 @@ class Bundle:
         """
         try:
             return kind.model_validate(self.config.settings)
-        except ValidationError:
-            problem = f"{CONFIG} is damaged or of another version of rapid"
-            raise InputError("", f"{self.path}: {problem}") from None
+        except ValidationError as error:
+            where = ".".join(str(part) for part in error.errors()[0]["loc"])
+            problem = f"is damaged or of another version of rapid than {rapid.__version__} (its setting {where})"
+            raise InputError("", f"{self.path}: {CONFIG} {problem}") from None
 
     def has(self, name: str) -> bool:
         """Whether there is a component of this name."""

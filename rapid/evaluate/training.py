@@ -156,7 +156,7 @@ def labels_of(images: ImageSet, field: str = "") -> NDArray[np.int64]:
         InputError: the images are unlabelled.
     """
     if images.labels is None:
-        problem = "has no labels, which classifiers need; label the images or use --classifiers none"
+        problem = "has no labels, which classifiers need; label the images, or use --classifiers none"
         raise InputError(field, problem, images.source)
     return images.labels
 

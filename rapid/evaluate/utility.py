@@ -72,7 +72,7 @@ def measure_utility(
     Raises:
         InputError: a set is unlabelled, or `test` has a class that `train` does not have.
     """
-    truth, labels = match_classes(train, test), labels_of(test)
+    truth, labels = match_classes(train, test), labels_of(test, "real")
     networks: dict[str, Json] = {}
     for name in names:
         members = []

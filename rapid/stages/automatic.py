@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from rapid.errors import InputError
 from rapid.methods import apply_overrides, find_method
 from rapid.methods.base import Automatic, Resources
 from rapid.ranks import Ranks
+from rapid.rounding import as_typed
 from rapid.training import RunFolder
 from rapid.training.run_folder import REMEMBERED
 
@@ -84,7 +85,7 @@ class AutomaticChoice:
             choice = chooser.choose_public(sets, resources, self._image)
             # a run with a preset may have begun here
             if not tree:
-                self._tell(choice.why)
+                self._tell([*choice.why, *replaced(choice.settings, self.overrides)])
             tree = choice.settings | tree
         return apply_overrides({**tree, "preset": AUTO}, self.overrides)
 
@@ -121,7 +122,7 @@ class AutomaticChoice:
             for name, section in choice.settings.items():
                 tree[name] = tree[name] | section
             if ranks.first:
-                self._tell(choice.why)
+                self._tell([*choice.why, *replaced(choice.settings, self.overrides)])
         return apply_overrides({**tree, "preset": AUTO}, self.overrides).for_private_run(self.overrides)
 
     def _chooser(self) -> Automatic:
@@ -133,6 +134,19 @@ class AutomaticChoice:
     def _tell(self, lines: Sequence[str]) -> None:
         for line in lines:
             self.say(line)
+
+
+def replaced(chosen: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    """A line that tells which of the chosen settings the user set to something else; none if there are none."""
+    told = []
+    for override in overrides:
+        path = override.partition("=")[0].strip()
+        value: Any = chosen
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is not None and not isinstance(value, Mapping):
+            told.append(f"{override.strip()} (chosen: {as_typed(value) if isinstance(value, float) else value})")
+    return [f"set by --set, and not as planned above: {', '.join(told)}"] if told else []
 
 
 def check_minutes(minutes: float) -> None:

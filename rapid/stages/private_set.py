@@ -146,6 +146,5 @@ def check_colours(loaded: ImageSet, settings: MethodSettings, base: Bundle | Non
     assert loaded.stored is not None
     if settings.image.channels == 1 and loaded.stored.channels == 3:
         made = "--base makes" if base is not None else "image.channels=1 is for"
-        raise InputError(
-            "private", f"has colour images, and {made} grey ones; use image.channels=3 there, or give grey images"
-        )
+        fix = "build another with image.channels=3, without --networks" if base is not None else "use image.channels=3"
+        raise InputError("private", f"has colour images, and {made} grey ones; {fix}, or give grey images")

@@ -41,6 +41,9 @@ def add_exception_handlers(app: FastAPI) -> None:
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if not has_openai_form(request.scope):
+            allowed = (error.headers or {}).get("Allow")
+            if error.status_code == 405 and allowed:
+                error = HTTPException(405, f"{request.method} is not allowed here; use {allowed}", error.headers)
             return await http_exception_handler(request, error)
         detail = error.detail
         if type(error) is HTTPException and error.status_code in (404, 405):

@@ -333,7 +333,8 @@ def test_what_is_no_bundle_is_told(tmp_path: Path) -> None:
 
 def test_settings_of_another_version_are_told(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path, config(settings={"method": "rapid", "colour": 1}), {}, card="", privacy={})
-    with pytest.raises(InputError, match=r"config\.json is damaged or of another version of rapid"):
+    told = rf"config\.json is damaged or of another version of rapid than {rapid.__version__} \(its setting colour\)"
+    with pytest.raises(InputError, match=told):
         bundle.settings_as(RapidSettings)
 
 

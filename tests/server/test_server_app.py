@@ -68,6 +68,9 @@ def test_errors_are_json(client: httpx.Client, method: str, path: str, status: i
     response = client.request(method, path)
     assert response.status_code == status
     assert isinstance(response.json()["detail"], str)
+    if status == 405:
+        allowed = response.headers["allow"]
+        assert response.json() == {"detail": f"{method} is not allowed here; use {allowed}"}
 
 
 def test_no_file_but_the_static_ones(client: httpx.Client) -> None:

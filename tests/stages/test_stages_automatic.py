@@ -11,7 +11,7 @@ import torch
 from tests_process import run
 
 from rapid.data import load_images
-from rapid.stages.automatic import AutomaticChoice
+from rapid.stages.automatic import AutomaticChoice, replaced
 
 MINUTES, TRIES = 1.0, 3
 
@@ -26,6 +26,27 @@ def test_an_image_size_that_was_set_is_planned_for(tmp_path: Path) -> None:
     found = request.public_settings(sets, tmp_path / "base", torch.device("cpu"))
     assert (found.image.size, found.image.channels, found.image.fit) == (24, 1, "contain")
     assert said[0].startswith("images: 24x24, grey")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ([], []),
+        (["image.size=24"], []),
+        (["private.steps=3"], ["set by --set, and not as planned above: private.steps=3 (chosen: 40)"]),
+        (
+            [" private.learning_rate = 1", "private.moments.share=.1", "private.moments={share: .1}"],
+            [
+                "set by --set, and not as planned above: private.learning_rate = 1 (chosen: 0.002), "
+                "private.moments.share=.1 (chosen: 0.2)"
+            ],
+        ),
+        (["private.moments.share.x=1", "private=1", "steps=2"], []),
+    ],
+)
+def test_what_was_set_otherwise_than_chosen_is_told(overrides: list[str], told: list[str]) -> None:
+    chosen = {"private": {"steps": 40, "learning_rate": 2e-3, "moments": {"share": 0.2}}}
+    assert replaced(chosen, overrides) == told
 
 
 @pytest.mark.alone
