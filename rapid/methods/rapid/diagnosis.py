@@ -33,6 +33,8 @@ FEWEST_STEPS = 200
 """Of the denoiser: with fewer it has hardly begun."""
 LOSSY = 25.0
 """PSNR, dB, below which fine detail of small images is gone to the eye."""
+NOTHING_LEARNT = 0.98
+"""Loss of the trajectory encoder, as a share of that by chance, above which it has learnt nothing."""
 LOW_RECALL = 0.9
 """Share of the nearest records that an approximate index finds, below which it is told what finds more."""
 FEW_CLASSES = 0.25
@@ -187,7 +189,8 @@ def findings(
             f"features of the probe, two halves of the images at {floor.halves:.4f} from each other"
         )
     if steps is not None and steps < FEWEST_STEPS:
-        lines.append(f"denoiser: trained for {steps:,} steps, too few to learn anything: train it longer")
+        how = "train it longer (--minutes, denoiser.training.steps)"
+        lines.append(f"denoiser: {steps:,} steps of training are too few to learn anything: {how}")
     lines += _searched(searched, given=given)
     if probe is not None:
         line = f"probe: {probe.value:.1%} of public images are nearest to their own class, by chance {probe.chance:.1%}"
@@ -204,7 +207,11 @@ def _searched(found: Searched | None, *, given: bool) -> list[str]:
     _, encoder, retrieval, recall = found
     lines = []
     if encoder is not None:
-        lines.append(f"trajectory encoder: loss {encoder.value:.2f}, by chance {encoder.chance:.2f}")
+        line = f"trajectory encoder: loss {encoder.value:.2f}, by chance {encoder.chance:.2f}"
+        if encoder.value > NOTHING_LEARNT * encoder.chance:
+            line += ": it tells no two trajectories apart"
+            line += "" if given else "; train it longer (--minutes, encoder.training.steps)"
+        lines.append(line)
     if retrieval is not None:
         line = f"retrieval: {retrieval.top1:.1%} of the nearest records have the class of their query, by chance "
         line += f"{retrieval.chance:.1%}"

@@ -175,7 +175,8 @@ def test_what_does_not_work_is_said() -> None:
     searched = Searched(100, Contrast(5.54, 5.54), RetrievalAccuracy(2000, 0.011, 0.05, 0.010), None)
     bad = findings(19.7, Floor(0.31, 0.02), searched, Contrast(0.02, 0.015), steps=3)
     words = (
-        "latent_channels", "distance 0.3100 from themselves", "3 steps, too few", "by chance", "finds nothing",
+        "latent_channels", "distance 0.3100 from themselves", "3 steps of training are too few",
+        "by chance 5.54: it tells no two trajectories apart; train it longer", "finds nothing",
         "train it longer",
     )  # fmt: skip
     for line, word in zip(bad, words, strict=True):
@@ -183,6 +184,7 @@ def test_what_does_not_work_is_said() -> None:
     # nothing is advised that given networks do not allow
     given = findings(19.7, Floor(0.31, 0.02), searched, Contrast(0.02, 0.015), steps=None)
     assert not re.search("latent_channels|retrieval.k|train it longer|too few", "\n".join(given))
+    assert "apart" not in findings(33.0, None, Searched(100, Contrast(5.1, 5.54), None, None), None, steps=200)[1]
     good = findings(33.0, None, Searched(100, None, None, None), Contrast(0.5, 0.01), steps=200)
     assert len(good) == 2
     assert "coarse" not in good[0]
