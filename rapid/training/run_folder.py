@@ -125,7 +125,7 @@ class RunFolder:
         """A random name for the run in this folder, the same when it is resumed here.
 
         A copy of the folder is another run: releases that both make are charged twice. `earlier_names` has the name of
-        the first.
+        the first. A folder that was renamed, or whose disk got another number, is the same.
 
         Args:
             dataset: keyed identifier of the private images, which binds the folder to them and to their ledger.
@@ -135,10 +135,7 @@ class RunFolder:
             InputError: the run was begun with other images, with another ledger, or with other people, or its name is
                 lost beside its training states.
         """
-        file, place = self._checkpoints / RUN, self.out.resolve().stat()
-        # a hash, because the folder may be shared, and only equality matters
-        where = f"{self.out.resolve()} {place.st_dev} {place.st_ino}"
-        folder = hashlib.sha256(where.encode()).hexdigest()
+        file, folder = self._checkpoints / RUN, _places(self.out.resolve())
         try:
             written = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -161,10 +158,12 @@ class RunFolder:
         if units:
             written["units"] = units
         name = written.get("run")
-        if written.get("folder") != folder or not isinstance(name, str):
-            written |= {"run": secrets.token_hex(8), "folder": folder}
+        known = written.get("folder")
+        if not isinstance(name, str) or not isinstance(known, list) or not any(place in known for place in folder):
+            written["run"] = secrets.token_hex(8)
             if isinstance(name, str):
                 written["earlier"] = [*_earlier_names(written), name]
+        written["folder"] = folder
         if written != before:
             write_json(file, written)
         return str(written["run"])
@@ -235,6 +234,13 @@ class RunFolder:
             yield
         finally:
             lock.release()
+
+
+def _places(folder: Path) -> list[str]:
+    """Where a folder is, by its path and by its disk. Hashes, because it may be shared, and only equality matters."""
+    own = folder.stat()
+    where = (f"path {folder} {own.st_ino}", f"disk {own.st_dev} {own.st_ino}")
+    return [hashlib.sha256(place.encode()).hexdigest() for place in where]
 
 
 def _earlier_names(written: Mapping[str, Any]) -> tuple[str, ...]:

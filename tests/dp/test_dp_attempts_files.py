@@ -42,12 +42,12 @@ def test_a_count_that_is_drawn_again_is_charged_again(run: Run) -> None:
 @pytest.mark.parametrize("gone", ["", "many", "network"])
 @pytest.mark.parametrize("moves", [0, 1, 2])
 def test_a_statement_tells_what_was_taken_again(run: Run, gone: str, moves: int) -> None:
-    """Also in a folder from which this one was moved."""
+    """Also in a folder from which this one was moved to another disk."""
     run.until(4)
     if gone:
         run.checkpoint(gone).unlink()
     for number in range(moves):
-        run.out = run.out.rename(run.out.with_name(f"moved-{number}"))
+        moved(run, f"moved-{number}")
         run.until(5 + number)
     run.go()
     entries = run.ledger.entries()
@@ -76,7 +76,7 @@ def test_a_count_of_another_run_is_refused(run: Run, tmp_path: Path, moves: bool
     other.until(2)
     shutil.copyfile(other.checkpoint("many"), run.checkpoint("many"))
     if moves:
-        run.out = run.out.rename(run.out.with_name("moved"))
+        moved(run, "moved")
     with pytest.raises(InputError, match=r"out: holds another checkpoints/many\.pt than this run saved; restore it"):
         run.go()
     assert run.charged() == {"many": 1, "network": 2}
@@ -91,6 +91,15 @@ def test_without_its_name_a_run_does_not_go_on(run: Run) -> None:
     with pytest.raises(InputError, match=r"run\.json that can be read; restore it, or give a new folder"):
         run.go()
     assert run.charged() == {"many": 1, "network": 2}
+
+
+def test_a_crashed_run_whose_folder_was_renamed_is_the_same(run: Run) -> None:
+    """What it reserved is not charged beside what it takes."""
+    run.until(3, error=KeyboardInterrupt())
+    run.out = run.out.rename(run.out.with_name("renamed"))
+    run.go()
+    assert {entry.run for entry in run.ledger.entries()} == {run.ledger.entries()[0].run}
+    assert run.charged() == {"many": 1, "network": 4 + 3}
 
 
 def test_an_older_checkpoint_that_is_put_back_is_charged_from_its_step(run: Run, tmp_path: Path) -> None:
@@ -161,6 +170,13 @@ def test_a_run_is_bound_to_its_images_and_their_ledger(run: Run) -> None:
     for run_name, places in ((name, None), ("other", named(run))):
         with pytest.raises(InputError, match="differs from the images of the run in --out; give those"):
             Charge(run.ledger, "b" * 32, run_name, Limit(4.0, 1e-3)).begin(BUDGET.releases, places)
+
+
+def moved(run: Run, name: str) -> None:
+    """To another disk: a copy, and what it was copied from is removed."""
+    there = shutil.copytree(run.out, run.out.with_name(name))
+    shutil.rmtree(run.out)
+    run.out = there
 
 
 def named(run: Run) -> dict[str, Saved]:

@@ -144,6 +144,19 @@ def test_a_run_has_one_name_and_its_copy_another(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "out", tmp_path / "copy")
     with enter(tmp_path / "copy", resume=True) as run_folder:
         assert run_folder.run_name() != name
+        assert run_folder.earlier_names() == (name,)
+    (tmp_path / "out").rename(tmp_path / "renamed")
+    assert RunFolder(tmp_path / "renamed").run_name() == name
+    assert RunFolder(tmp_path / "renamed").earlier_names() == ()
+    (tmp_path / "renamed").rename(tmp_path / "out")
+    assert RunFolder(tmp_path / "out").run_name() == name
+    # as after a restart that numbers disks anew; a copy elsewhere has neither place
+    file = tmp_path / "out" / "checkpoints" / "run.json"
+    written = json.loads(file.read_text())
+    file.write_text(json.dumps(written | {"folder": [written["folder"][0], "other"]}))
+    assert RunFolder(tmp_path / "out").run_name() == name
+    file.write_text(json.dumps(written | {"folder": ["other", "another"]}))
+    assert RunFolder(tmp_path / "out").run_name() != name
     # it tells nothing of where it was
     assert str(tmp_path) not in (tmp_path / "out" / "checkpoints" / "run.json").read_text()
     (tmp_path / "out" / "checkpoints" / "run.json").write_text("{")
