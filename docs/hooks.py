@@ -19,6 +19,7 @@ PICTURES = {
     "benchmarks/samples/samples.png": "benchmarks/demo/samples/samples.png",
     "benchmarks/samples/neighbours.png": "benchmarks/demo/samples/neighbours.png",
     "benchmarks/samples/epsilon-10.png": "benchmarks/blood-cells/samples/epsilon-10.png",
+    "benchmarks/samples/digits.png": "benchmarks/digits/samples/digits.png",
     "benchmarks/letters-mnist/scripts.png": "benchmarks/letters-mnist/samples/scripts.png",
     "benchmarks/samples/epsilon-1.png": "benchmarks/blood-cells/samples/epsilon-1.png",
     "benchmarks/samples/epsilon-1-confident.png": "benchmarks/blood-cells/samples/epsilon-1-confident.png",
