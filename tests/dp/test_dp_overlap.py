@@ -21,7 +21,7 @@ from rapid.dp.accounting import prv_epsilon
 from rapid.dp.calibration import single_noise_multiplier
 from rapid.dp.events import gaussian_event
 from rapid.dp.overlap import check_overlap, overlap_spec, smallest_found
-from rapid.errors import PrivacyRefused, RapidError
+from rapid.errors import InputError, PrivacyRefused, RapidError
 from rapid.methods import apply_overrides
 from rapid.methods.rapid.private_stage import releases
 from rapid.methods.rapid.settings import RapidSettings
@@ -171,14 +171,14 @@ def test_private_images_that_are_public_are_refused_once_and_for_all(
     assert "holds a run with another 'settings.private.overlap.share'" in other.stderr
 
 
-def test_a_resumed_training_is_not_checked_again(
+def test_a_resumed_training_keeps_the_result_of_its_check(
     tmp_path: Path, public_bundle: Path, letters: Path, tiny_settings: RapidSettings
 ) -> None:
-    def train(private: Path, out: str, *, resume: bool) -> None:
+    def train(*, resume: bool) -> None:
         train_private_bundle(
             public_bundle,
-            PrivateImages(private),
-            tmp_path / out,
+            PrivateImages(letters),
+            tmp_path / "out",
             tiny_settings,
             epsilon=20.0,
             delta=None,
@@ -187,14 +187,16 @@ def test_a_resumed_training_is_not_checked_again(
         )
 
     with pytest.raises(PrivacyRefused):
-        train(letters, "out", resume=False)
+        train(resume=False)
     record = tmp_path / "out" / "checkpoints" / "overlap.pt"
+    first = record.read_bytes()
+    with pytest.raises(PrivacyRefused):
+        train(resume=True)
+    assert record.read_bytes() == first
+    # another in its place is refused
     torch.save(torch.load(record, weights_only=True) | {"result": torch.zeros(1, dtype=torch.float64)}, record)
-    train(letters, "out", resume=True)
-    assert not record.exists()
-    # nor is a finished one
-    train(letters, "out", resume=True)
-    assert not record.exists()
+    with pytest.raises(InputError, match=r"holds another checkpoints/overlap\.pt than this run saved"):
+        train(resume=True)
 
 
 def test_the_statement_and_the_card_tell_of_the_check(private: Bundle) -> None:
