@@ -162,7 +162,7 @@ class MatrixGhost(Gradient):
             norms = [torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64) for rows in (a, g)]
             squared: Tensor = (norms[0] * norms[1]).square()
             return squared.flatten()
-        return _inner(a @ a.mT, g @ g.mT, (a.shape[2], g.shape[2]))
+        return _inner(a @ a.mT, g @ g.mT, max(a.shape[2], g.shape[2]))
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
@@ -198,7 +198,7 @@ class RowsGhost(Gradient):
         """See `Gradient`."""
         g = in_full_precision(self.output_grads)
         same = (self.indices[:, :, None] == self.indices[:, None, :]).to(g.dtype)
-        return _inner(same, g @ g.mT, (0, g.shape[2]))
+        return _inner(same, g @ g.mT, g.shape[2])
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
@@ -238,7 +238,7 @@ class ConvolutionGhost(Gradient):
         """See `Gradient`."""
         grams = self._by_group(self.output_grads)
         products = self._patch_products().flatten(0, 1), (grams.mT @ grams).flatten(0, 1)
-        return _inner(*products, (self.layer.weight[0].numel(), grams.shape[2]), self.count)
+        return _inner(*products, max(self.layer.weight[0].numel(), grams.shape[2]), self.count)
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
@@ -301,29 +301,27 @@ class ConvolutionGhost(Gradient):
         return shift.sum(pixels.mT @ pixels)
 
 
-def _inner(first: Tensor, second: Tensor, terms: tuple[int, int], count: int | None = None) -> Tensor:
+def _inner(first: Tensor, second: Tensor, terms: int, count: int | None = None) -> Tensor:
     """<first_i, second_i> for Gram matrices (N * groups, P, P), plus a bound on the rounding error; float64 (N,).
 
     The terms may cancel until the sum is smaller than its rounding error, and with too small a norm an example would be
     clipped too little. With b_t = |a_t| |g_t| the terms sum to at most (sum_t b_t)^2, to which the bound is
     proportional. Products below the smallest normal float are lost in an element of a Gram, and the other Gram may be
-    large: its elements sum to at most (sum_t |g_t|)^2.
+    large: its elements sum to at most (sum_t |g_t|)^2 <= P sum_t |g_t|^2.
 
     Args:
         first: of vectors a_t.
         second: of vectors g_t.
-        terms: products that an element of each sums.
+        terms: products that an element sums, the larger number of the two.
         count: N; None: there are no groups.
     """
     precision = torch.finfo(first.dtype)
-    inner = (first * second).flatten(1).sum(1, dtype=torch.float64).clamp_(min=0)
-    lost = [number * precision.tiny for number in terms]
-    a, g = (
-        gram.diagonal(dim1=1, dim2=2).double().clamp(min=0).add_(part).sqrt_()
-        for gram, part in zip((first, second), lost, strict=True)
-    )
-    bound = inner.add_((a * g).sum(1).square_(), alpha=CANCELLATION * precision.eps)
-    bound.add_(g.sum(1).square_(), alpha=lost[0]).add_(a.sum(1).square_(), alpha=lost[1])
+    products = first * second
+    inner = products.flatten(1).sum(1, dtype=torch.float64).clamp_(min=0)
+    lengths = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt().sum(1, dtype=torch.float64)
+    bound = inner.addcmul_(lengths, lengths, value=CANCELLATION * precision.eps)
+    squares = (first.diagonal(dim1=1, dim2=2) + second.diagonal(dim1=1, dim2=2)).sum(1, dtype=torch.float64)
+    bound.add_(squares, alpha=terms * precision.tiny * first.shape[1])
     return bound if count is None else bound.view(count, -1).sum(1)
 
 
