@@ -84,9 +84,11 @@ class AutomaticChoice:
             resources = Resources(device, self.minutes, processes, self.begun)
             choice = chooser.choose_public(sets, resources, self._image)
             # a run with a preset may have begun here
-            if not tree:
-                self._tell([*choice.why, *replaced(choice.settings, self.overrides)])
-            tree = choice.settings | tree
+            chosen, tree = ({} if tree else choice.settings), choice.settings | tree
+            settings = apply_overrides({**tree, "preset": AUTO}, self.overrides)
+            if chosen:
+                self._tell([*choice.why, *replaced(chosen, settings.model_dump(mode="json"), self.overrides)])
+            return settings
         return apply_overrides({**tree, "preset": AUTO}, self.overrides)
 
     def canvas(self) -> Canvas:
@@ -122,7 +124,8 @@ class AutomaticChoice:
             for name, section in choice.settings.items():
                 tree[name] = tree[name] | section
             if ranks.first:
-                self._tell([*choice.why, *replaced(choice.settings, self.overrides)])
+                wanted = apply_overrides(tree, self.overrides).model_dump(mode="json")
+                self._tell([*choice.why, *replaced(choice.settings, wanted, self.overrides)])
         return apply_overrides({**tree, "preset": AUTO}, self.overrides).for_private_run(self.overrides)
 
     def _chooser(self) -> Automatic:
@@ -136,17 +139,30 @@ class AutomaticChoice:
             self.say(line)
 
 
-def replaced(chosen: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    """A line that tells which of the chosen settings the user set to something else; none if there are none."""
+def replaced(chosen: Mapping[str, Any], settings: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    """A line that tells which of the chosen settings the user set to something else; none if there are none.
+
+    Args:
+        chosen: by `auto`.
+        settings: after the overrides.
+        overrides: as `section.name=value`.
+    """
     told = []
-    for override in overrides:
-        path = override.partition("=")[0].strip()
-        value: Any = chosen
-        for name in path.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if value is not None and not isinstance(value, Mapping):
-            told.append(f"{override.strip()} (chosen: {as_typed(value) if isinstance(value, float) else value})")
+    for path in dict.fromkeys(override.partition("=")[0].strip() for override in overrides):
+        planned, value = (_at(path, tree) for tree in (chosen, settings))
+        if planned is not None and not isinstance(planned, Mapping) and planned != value:
+            told.append(f"{path}={_shown(value)} (chosen: {_shown(planned)})")
     return [f"set by --set, and not as planned above: {', '.join(told)}"] if told else []
+
+
+def _at(path: str, tree: Any) -> Any:
+    for name in path.split("."):
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def _shown(value: Any) -> str:
+    return as_typed(value) if isinstance(value, float) else str(value)
 
 
 def check_minutes(minutes: float) -> None:

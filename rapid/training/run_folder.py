@@ -142,7 +142,7 @@ class RunFolder:
             written = {}
         written = written if isinstance(written, dict) else {}
         if not written and any(self._checkpoints.glob("*.pt")):
-            # as a new run it would not be charged for what these come from
+            # under a new name its statement would tell nothing of what these come from
             raise InputError(
                 "out", f"has no checkpoints/{RUN} that can be read; restore it, or give a new folder", self.out
             )

@@ -11,6 +11,7 @@ import torch
 from tests_process import run
 
 from rapid.data import load_images
+from rapid.methods import apply_overrides
 from rapid.stages.automatic import AutomaticChoice, replaced
 
 MINUTES, TRIES = 1.0, 3
@@ -32,21 +33,17 @@ def test_an_image_size_that_was_set_is_planned_for(tmp_path: Path) -> None:
     ("overrides", "told"),
     [
         ([], []),
-        (["image.size=24"], []),
-        (["private.steps=3"], ["set by --set, and not as planned above: private.steps=3 (chosen: 40)"]),
-        (
-            [" private.learning_rate = 1", "private.moments.share=.1", "private.moments={share: .1}"],
-            [
-                "set by --set, and not as planned above: private.learning_rate = 1 (chosen: 0.002), "
-                "private.moments.share=.1 (chosen: 0.2)"
-            ],
-        ),
-        (["private.moments.share.x=1", "private=1", "steps=2"], []),
+        (["image.size=24", "private.clip_norm=0.3"], []),
+        (["private.steps=3"], ["private.steps=3 (chosen: 40)"]),
+        ([" private.learning_rate = 1", "private.moments.share=.1", "private.moments={share: .1}"],
+         ["private.learning_rate=1 (chosen: 0.002)", "private.moments.share=0.1 (chosen: 0.2)"]),
     ],
-)
+)  # fmt: skip
 def test_what_was_set_otherwise_than_chosen_is_told(overrides: list[str], told: list[str]) -> None:
-    chosen = {"private": {"steps": 40, "learning_rate": 2e-3, "moments": {"share": 0.2}}}
-    assert replaced(chosen, overrides) == told
+    chosen = {"private": {"steps": 40, "learning_rate": 2e-3, "clip_norm": 0.3, "moments": {"share": 0.2}}}
+    settings = apply_overrides({"method": "rapid", "preset": "auto", **chosen}, overrides).model_dump(mode="json")
+    expected = [f"set by --set, and not as planned above: {', '.join(told)}"] if told else []
+    assert replaced(chosen, settings, overrides) == expected
 
 
 @pytest.mark.alone
