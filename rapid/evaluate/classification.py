@@ -20,6 +20,7 @@ from rapid.data.classes import matched_labels
 from rapid.errors import InputError
 from rapid.evaluate.report import NOTICE
 from rapid.evaluate.sets import describe
+from rapid.evaluate.utility import standard_error
 from rapid.files import replacing, write_json
 from rapid.pictures import Pixels
 from rapid.progress import Progress
@@ -111,7 +112,7 @@ def measure(probabilities: NDArray[np.float32], truth: NDArray[np.int64], classe
     likelihood = np.take_along_axis(probabilities, truth[:, None], 1).astype(np.float64)
     return {
         "accuracy": accuracy,
-        "standard_error": (accuracy * (1 - accuracy) / len(truth)) ** 0.5,
+        "standard_error": standard_error(int(right.sum()), len(truth)),
         "accuracy_by_class": {
             name: float(right[truth == number].mean()) for number, name in enumerate(classes) if (truth == number).any()
         },

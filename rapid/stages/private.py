@@ -94,10 +94,12 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     ranks.all_or_none(lambda: RunFolder(out).check(resume=resume) if ranks.first else None)
     ranks.agree("--device", device.type.encode())
     setup = ranks.all_or_none(lambda: Setup.open(base, settings, device))
-    choose = None if automatic is None else _chooser(automatic, settings, epsilon, out, device, ranks)
     book = Ledger(ledger or default_path()) if ranks.first else None
     with scratch_in(out):
-        mine = ranks.all_or_none(lambda: _prepare(setup, private, out, epsilon, delta, book, choose))
+        # before anything is measured, which takes longer
+        read, request = ranks.all_or_none(lambda: _read(setup, private, epsilon, delta, book))
+        choose = None if automatic is None else _chooser(automatic, settings, epsilon, out, device, ranks)
+        mine = ranks.all_or_none(lambda: _prepare(setup, read, request, out, choose))
     # the first rank's budget: calibration on another kind of CPU may differ in the last digit
     budget = ranks.broadcast(mine.budget)
     # not the default unit, which the manifests of earlier versions do not name
@@ -148,19 +150,22 @@ def _run(
             write_model(run_folder.out, run, budget, components, retaken=retaken)
 
 
+def _read(
+    setup: Setup, images: PrivateImages, epsilon: float, delta: float | None, ledger: Ledger | None
+) -> tuple[PrivateSet, Json]:
+    """The images, and what a run on them asks for beside its settings."""
+    private = PrivateSet.read(images, setup.settings, setup.base, ledger)
+    return private, private.request(setup.base, epsilon, delta)
+
+
 def _prepare(
     setup: Setup,
-    images: PrivateImages,
+    private: PrivateSet,
+    request: Json,
     out: Path,
-    epsilon: float,
-    delta: float | None,
-    ledger: Ledger | None,
     choose: Callable[[PublicFacts], MethodSettings] | None,
 ) -> Prepared:
-    """Read and check everything before anything is written."""
-    private = PrivateSet.read(images, setup.settings, setup.base, ledger)
-    # before the choice, which needs an epsilon that is one
-    request = private.request(setup.base, epsilon, delta)
+    """Choose and check everything before anything is written."""
     if choose is not None:
         setup = replace(setup, settings=choose(private.facts))
     settings = setup.settings
@@ -171,10 +176,11 @@ def _prepare(
         check_releases(budget, specs, out)
     else:
         group_size, unit = settings.private.group_size, private.facts.unit
-        budget = calibrate(specs, epsilon=epsilon, delta=asked["delta"], group_size=group_size, unit=unit)
+        budget = calibrate(specs, epsilon=asked["epsilon"], delta=asked["delta"], group_size=group_size, unit=unit)
         # computed now: if it fails, no steps are spent for a statement that cannot be made
         _ = budget.spent_group
-        if ledger is not None:
+        # on the rank that has the ledger
+        if private.account:
             private.warn([budget])
     return Prepared(setup, private, budget, asked)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binom
 from tests_support import bright_and_dark
 
 from rapid.data import ImageSet
@@ -18,7 +19,7 @@ from rapid.errors import InputError
 from rapid.evaluate.networks import CLASSIFIERS, PROTOCOL, build
 from rapid.evaluate.sets import match_classes
 from rapid.evaluate.training import TEMPERATURE, predict, soften, train_classifier
-from rapid.evaluate.utility import judge_selection, measure_utility
+from rapid.evaluate.utility import judge_selection, measure_utility, standard_error
 
 CPU = torch.device("cpu")
 
@@ -231,3 +232,17 @@ def test_ensembles_are_chosen_from_where_there_are_some() -> None:
     })  # fmt: skip
     assert found["selected"] == {"name": "a", "network": "A"} | ensemble
     assert (found["best"]["name"], found["regret"]) == ("b", pytest.approx(0.1))
+
+
+@pytest.mark.parametrize("count", [30, 200, 3000])
+@pytest.mark.parametrize("accuracy", [0.02, 0.3, 0.7, 0.95, 0.99, 0.999])
+def test_two_standard_errors_hold_the_accuracy_as_often_as_they_should(count: int, accuracy: float) -> None:
+    """By the exact binomial distribution. The usual formula holds .999 of 30 images in 3 % of all cases."""
+    right = np.arange(count + 1)
+    held = [abs((n + 2) / (count + 4) - accuracy) <= 2 * standard_error(int(n), count) for n in right]
+    assert binom.pmf(right, count, accuracy)[held].sum() > 0.93
+
+
+def test_the_standard_error_of_one_image_is_a_number_and_of_many_the_usual_one() -> None:
+    assert 0.2 < standard_error(1, 1) < 0.4
+    assert standard_error(900, 1000) == pytest.approx((0.9 * 0.1 / 1000) ** 0.5, rel=0.01)

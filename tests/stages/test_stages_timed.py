@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from methods.tiny import TINY
@@ -100,6 +101,18 @@ def test_an_earlier_run_is_not_measured_again(tmp_path: Path, digits: Path) -> N
     assert again is not None
     assert again.config == first.config
     assert len(said) == 2
+
+
+def test_images_that_do_not_fit_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    path = tmp_path / "colour.npz"
+    np.savez(path, images=np.full((40, 32, 32, 3), (9, 90, 200), np.uint8), labels=np.arange(40) % 2)
+    settings = apply_overrides({"method": "dpdm", "image": {"size": 32}}, DPDM)
+    with pytest.raises(InputError, match="has colour images"):
+        train_private_bundle(
+            None, PrivateImages(path), tmp_path / "out", settings, epsilon=5.0, delta=1e-3, device=CPU,
+            resume=False, ledger=tmp_path / "ledger.jsonl", automatic=_Unmeasured(None, DPDM, 1.0, print),
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_gan_is_measured_at_a_fixed_frequency_of_generator_steps() -> None:
