@@ -10,6 +10,11 @@ RapidError            1  a failure that rapid can explain
 from __future__ import annotations
 
 
+def printable(text: str) -> str:
+    """A message in one line, whatever the names in it: what a terminal would obey becomes a question mark."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 class RapidError(Exception):
     """A failure that rapid can explain in one line."""
 

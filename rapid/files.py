@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from rapid.errors import InputError
 
 SHOWN = 40
 """Characters of a file's name in that of its temporary folder."""
+SYNCED = 16
+"""Files of a folder that are written to the disk at a time."""
 
 
 def check_folder(folder: Path, field: str, value: Path) -> None:
@@ -129,8 +132,14 @@ def content_hash(path: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
-        _sync_entry(file)
+    """Write a file, or all that is in a folder, to the disk."""
+    if path.is_file():
+        _sync_entry(path)
+        return
+    # file systems write what is asked for at once in one go
+    with ThreadPoolExecutor(SYNCED) as pool:
+        for _ in pool.map(_sync_entry, [path, *(p for p in path.rglob("*") if p.is_file() or p.is_dir())]):
+            pass
 
 
 def _sync_entry(path: Path) -> None:

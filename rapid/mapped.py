@@ -28,7 +28,9 @@ from torch import Tensor
 LARGE = 256 << 20
 """Bytes above which an array is mapped."""
 BLOCK = 4096
-"""Rows that are copied or hashed at a time."""
+"""Rows that are copied or hashed at a time, at most."""
+BLOCK_BYTES = 16 << 20
+"""Bytes of them: what is made of a block may take eight times as many."""
 _maps: WeakSet[mmap.mmap] = WeakSet()
 _folder: ContextVar[Path | None] = ContextVar("scratch folder", default=None)
 
@@ -86,9 +88,10 @@ def release() -> None:
 
 
 def blocks(rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """The rows of an array, at most BLOCK at a time; those before are released."""
-    for start in range(0, len(rows), BLOCK):
-        yield rows[start : start + BLOCK]
+    """The rows of an array, at most BLOCK and about BLOCK_BYTES at a time; those before are released."""
+    step = max(1, min(BLOCK, BLOCK_BYTES // max(1, math.prod(rows.shape[1:]) * rows.itemsize)))
+    for start in range(0, len(rows), step):
+        yield rows[start : start + step]
         release()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,24 @@ def test_a_file_does_not_take_the_place_of_a_folder(tmp_path: Path) -> None:
         write_json(tmp_path / "kept", {})
     assert (tmp_path / "kept" / "file").read_text() == "content"
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_an_error_of_the_disk_is_told_whichever_file_it_hits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of a folder are written to the disk at the same time."""
+    written: list[str] = []
+
+    def fsync(handle: int) -> None:
+        name = str(Path(f"/proc/self/fd/{handle}").readlink())
+        written.append(name)
+        if name.endswith("/37"):
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for last, fails in ((30, False), (60, True)):
+        told = pytest.raises(OSError, match="Input/output") if fails else nullcontext()
+        with told, replacing(tmp_path / "out") as new:
+            (new / "inner").mkdir(parents=True)
+            for number in range(last):
+                (new / "inner" / str(number)).write_text("x")
+    assert len(content(tmp_path / "out")) == 30
+    assert {Path(name).name for name in written} >= {"out", "inner", *map(str, range(30))}

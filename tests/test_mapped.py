@@ -65,6 +65,7 @@ def test_rows_are_those_of_numpy(rows: np.ndarray, data: st.DataObject) -> None:
     assert len(Subset(rows, indices)) == len(indices)
     assert np.array_equal(mapped.joined([rows, rows]), np.concatenate([rows, rows]))
     blocks = list(mapped.blocks(rows))
+    assert {len(block) for block in blocks[:-1]} <= {3}
     assert np.array_equal(np.concatenate(blocks), rows)
     tensor = torch.from_numpy(rows).float()
     filled = mapped.Rows(len(rows))
@@ -86,6 +87,14 @@ def test_what_is_given_back_is_still_there(tmp_path: Path) -> None:
     # PyTorch warns of arrays that cannot be written
     assert torch.from_numpy(of_file).sum() == wanted.sum(dtype=np.int64)
     assert not is_mapped(mapped.empty((10, 10)))
+
+
+def test_blocks_of_large_rows_have_fewer_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "BLOCK", 4096)
+    images = np.zeros((70, 1024, 1024), np.uint8)
+    assert [len(block) for block in mapped.blocks(images)] == [16, 16, 16, 16, 6]
+    assert [len(block) for block in mapped.blocks(np.zeros((2, 17 << 20), np.uint8))] == [1, 1]
+    assert [len(block) for block in mapped.blocks(np.zeros((5000, 2), np.uint8))] == [4096, 904]
 
 
 def resident_file_pages() -> int:

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from typing import TextIO
 
 from rapid.cli.parser import build_parser
-from rapid.errors import InputError, LostRank, RapidError, Stopped
+from rapid.errors import InputError, LostRank, RapidError, Stopped, printable
 
 SHARED = ("build-kb", "generate", "train-private")
 """Commands that several processes can share."""
@@ -101,14 +101,14 @@ def _report(error: Exception, options: argparse.Namespace) -> int:
                 message += f"; start all ranks again{' with --resume' if resumes else ''}"
             if isinstance(error, InputError):
                 message = error.describe(flag(error.field), "=" if "." in error.field else " ")
-            print(f"{_name()}: {message}", file=sys.stderr)
+            print(f"{_name()}: {printable(message)}", file=sys.stderr)
         return error.exit_code
     if isinstance(error, BrokenPipeError):
         # the reader of our output is gone; without this, flushing stdout at exit would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if isinstance(error, OSError):
-        print(f"{_name()}: {error}", file=sys.stderr)
+        print(f"{_name()}: {printable(str(error))}", file=sys.stderr)
         return 1
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))):
         # without the sizes, which depend on what is private

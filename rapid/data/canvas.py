@@ -22,19 +22,19 @@ class Canvas(NamedTuple):
     """A common form for images of any size. For private images only where nothing is made of their pixels."""
 
     side: int = LARGEST_SIDE
-    """Images of several sizes are fitted into a square of this side; if all of them are smaller, into a smaller one.
-
-    That one's side is rounded up as the side of a model is: an image that is padded twice is where one step puts it.
-    """
+    """Images of several sizes are fitted into a square of this side."""
     kept: int | None = LARGEST_SIDE
     """Images that all have one size stay as they are up to this longest side; None: at any size."""
     fit: Literal["pad", "resize", "contain"] = "contain"
+    shrinks: bool = True
+    """If all of several sizes are smaller, the square is, too. Its side is rounded up as that of a model is: in a model
+    of that side each image is where it was put here."""
 
     def form(self, found: Stored) -> ImageSettings | None:
         """The form of these images; None: they stay as they are."""
         if not found.mixed and (self.kept is None or found.side <= self.kept):
             return None
-        size = max(4, min(self.side, rounded_side(found.side)))
+        size = max(4, min(self.side, rounded_side(found.side)) if self.shrinks else self.side)
         return ImageSettings(size=size, channels=found.channels, fit=self.fit)
 
 

@@ -14,6 +14,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from rapid.errors import printable
 from rapid.rounding import rounded_up
 
 KEYWORD = "rapid"
@@ -25,7 +26,7 @@ LONGEST = 200
 
 def _shown(text: str) -> str:
     """What can stand in a line of a terminal or a card; another program may have written it."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:LONGEST])
+    return printable(text[:LONGEST])
 
 
 Words = Annotated[str, AfterValidator(_shown)]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rapid.data import ImageSet
 from rapid.evaluate.neighbours import Nearest, nearest_images
+from rapid.mapped import empty
 from rapid.pictures import Pixels, table
 from rapid.progress import Progress
 from rapid.sampling.generator import Generator
@@ -97,13 +98,13 @@ def decode_records(generator: Generator) -> NDArray[np.uint8]:
     Raises:
         InputError: the knowledge base is damaged.
     """
-    parts = [np.empty((0, *generator.image_shape), np.uint8)]
+    images = empty((generator.records, *generator.image_shape))
     with Progress("decoding records", generator.records, "record") as progress:
         for start in range(0, generator.records, generator.batch_size):
             records = np.arange(start, min(start + generator.batch_size, generator.records))
-            parts.append(generator.record_images(records))
+            images[records] = generator.record_images(records)
             progress.advance(len(records))
-    return np.concatenate(parts)
+    return images
 
 
 def closest_picture(closest: list[Closest]) -> Pixels:

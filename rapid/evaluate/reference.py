@@ -141,13 +141,13 @@ def train_reference(
         raise InputError("epochs", "must be at least 1", epochs)
     train = load_images(train_real, "train_real", label_column=label_column, target=Canvas(kept=None))
     side = max(train.images.shape[1:3])
-    test = load_images(real, "real", label_column=label_column, target=Canvas(side, side))
-    match_classes(train, test)
+    test = load_images(real, "real", label_column=label_column, target=Canvas(side, side, shrinks=False))
+    match_classes(train, test, "train_real")
     for images in (train, test):
         tell(images)
     form = ImageSettings(size=-(-side // SIDE) * SIDE, channels=1 if train.channels == 1 else 3)
     train, test = fit_images(train, form, "train_real"), fit_images(test, form, "real")
-    trained = train_classifier(kind, train, device, "reference network", epochs)
+    trained = train_classifier(kind, train, device, "reference network", epochs, field="train_real")
     right = predict(trained.network, test.images, device) == match_classes(train, test)
     facts = Facts(
         rapid=rapid.__version__, kind=kind, epochs=epochs,

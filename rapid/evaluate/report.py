@@ -29,6 +29,7 @@ from rapid.evaluate.reference import check_fit, load_reference
 from rapid.evaluate.sets import Sets, describe, first_of_each_class, load_sets, match_classes
 from rapid.evaluate.utility import measure_utility, protocol_in_words
 from rapid.files import check_folder, replacing, write_json
+from rapid.mapped import joined
 from rapid.pictures import Pixels, one_line, table
 from rapid.sampling.generator import Generator
 
@@ -295,9 +296,9 @@ def _check_sets(sets: Sets, request: Request) -> None:
         if len(images) <= NEIGHBOURS:
             raise InputError(field, f"{len(images)} images; give at least {NEIGHBOURS + 1}", images.source)
     if request.classifiers:
-        match_classes(sets.synthetic, sets.real)
+        match_classes(sets.synthetic, sets.real, "synthetic")
         if sets.train_real is not None:
-            match_classes(sets.train_real, sets.real)
+            match_classes(sets.train_real, sets.real, "train_real")
     if request.features is None and sets.real.labels is None and all(images.labels is None for images in sets.public):
         raise InputError(
             "real",
@@ -328,7 +329,8 @@ def _feature_space(sets: Sets, request: Request, device: torch.device) -> Featur
 def _copies(sets: Sets, model: Generator | None, device: torch.device) -> tuple[list[Json], list[Closest]]:
     references: dict[str, NDArray[np.uint8]] = {}
     if sets.public:
-        references["public images"] = np.concatenate([images.images for images in sets.public])
+        public = [images.images for images in sets.public]
+        references["public images"] = public[0] if len(public) == 1 else joined(public)
     if model is not None and model.records:
         decoded = ImageSet(decode_records(model), None, ())
         references["knowledge base"] = fit_images(decoded, sets.form, "model").images

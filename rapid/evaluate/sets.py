@@ -23,7 +23,7 @@ class Sets:
     """Image sets of one size and colour mode.
 
     Attributes:
-        real_size: longest side of the real images, the training ones if there are any, before padding.
+        real_size: longest side of the real images, the training ones if there are any, once scaled and before padding.
         form: the size is the longest side of the synthetic images or the model's, the colour mode that of the former.
         synthetic: the images to evaluate.
         real: real test images.
@@ -69,7 +69,8 @@ def load_sets(
     samples = load_images(synthetic, "synthetic", target=Canvas(kept=None), soft_labels=soft_labels)
     size = max(*samples.images.shape[1:3], 0 if model is None else model.size)
     distorted = model is not None and model.fit == "resize"
-    canvas = Canvas(size, size, "resize" if distorted else "contain")
+    # in one step: an image that is padded or scaled twice is another one
+    canvas = Canvas(size, size, "resize" if distorted else "contain", shrinks=False)
     test = load_images(real, "real", label_column=label_column, target=canvas)
     training = None
     if train_real is not None:
@@ -80,8 +81,10 @@ def load_sets(
     # larger ones have been scaled down
     fit: Literal["resize", "pad"] = "resize" if distorted else "pad"
     form = ImageSettings(size=size, channels=1 if samples.channels == 1 else 3, fit=fit)
+    stored = (training or test).stored
+    assert stored is not None
     return Sets(
-        max((training or test).images.shape[1:3]),
+        min(size, stored.side),
         form,
         fit_images(samples, form, "synthetic"),
         fit_images(test, form, "real"),
@@ -90,14 +93,19 @@ def load_sets(
     )
 
 
-def match_classes(train: ImageSet, test: ImageSet) -> NDArray[np.int64]:
+def match_classes(train: ImageSet, test: ImageSet, field: str = "") -> NDArray[np.int64]:
     """Labels of `test`, int64 (N,), as indices into the classes of `train`; classes are matched by name.
+
+    Args:
+        train: on which a classifier is trained.
+        test: the real images that it is tested on.
+        field: name of the argument that gave `train`; for messages.
 
     Raises:
         InputError: a set is unlabelled, or `test` has images of a class that `train` does not have.
     """
     labels_of(test, "real")
-    labels_of(train)
+    labels_of(train, field)
     return matched_labels(test, train.classes, "real", train.source)
 
 

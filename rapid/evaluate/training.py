@@ -23,6 +23,8 @@ BATCH = 128
 LEARNING_RATE = 1e-2
 WEIGHT_DECAY = 0.01
 HELD_OUT = 0.1
+LEAST = 3
+"""Images: batch normalisation needs two, the held-out part one."""
 TEMPERATURE = 3.0
 """Soft labels are softened by it (Hinton et al. 2015, equation 1); chosen on letters, where 2 and 5 do as well."""
 BATCH_PREDICTED, PIXELS_PREDICTED = 500, 1 << 21
@@ -49,7 +51,7 @@ class Trained:
 
 
 def train_classifier(
-    name: str, images: ImageSet, device: torch.device, title: str, epochs: int = EPOCHS, seed: int = 0
+    name: str, images: ImageSet, device: torch.device, title: str, epochs: int = EPOCHS, seed: int = 0, field: str = ""
 ) -> Trained:
     """Train with AdamW and a one-cycle learning rate; keep the epoch with the best accuracy on a held-out tenth.
 
@@ -60,14 +62,15 @@ def train_classifier(
         title: shown with the progress.
         epochs: passes over nine tenths of the images, at least 1.
         seed: determines the initial weights and the order of the images.
+        field: name of the argument that gave the images; for messages.
 
     Raises:
         InputError: fewer than three images, or no labels.
     """
-    labels = torch.from_numpy(labels_of(images))
-    # batch normalisation needs two images, the held-out part one
-    if len(images) < 3:
-        raise InputError("", f"{len(images)} images are too few to train a classifier; give at least 3", images.source)
+    labels = torch.from_numpy(labels_of(images, field))
+    if len(images) < LEAST:
+        problem = f"{len(images)} images are too few to train a classifier; give at least {LEAST}"
+        raise InputError(field, problem, images.source)
     # members of an ensemble have the same held-out tenth, on which the ensemble can be measured
     draws = torch.Generator().manual_seed(0)
     targets = labels if images.soft_labels is None else soften(torch.from_numpy(images.soft_labels))

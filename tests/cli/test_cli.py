@@ -36,6 +36,8 @@ def paths(tmp_path: Path, public_bundle: Path, private_bundle: Path, letters: Pa
     np.savez(tmp_path / "four.npz", images=np.zeros((4, 28, 28), np.uint8), labels=np.arange(4))
     np.savez(tmp_path / "colours.npz", images=np.full((300, 28, 28, 3), (1, 2, 3), np.uint8))
     np.savez(tmp_path / "unlabelled.npz", images=np.zeros((9, 28, 28), np.uint8))
+    names = np.array(["0", "1\nrapid: all is well\x1b[2J"])
+    np.savez(tmp_path / "lines.npz", images=np.zeros((9, 28, 28), np.uint8), labels=np.arange(9) % 2, classes=names)
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()
@@ -113,6 +115,11 @@ GENERATE = "generate --model {private} --count 2 --out {new}.npz"
         (EVALUATE.replace("{letters}", "{tmp}/four.npz"), "--synthetic"),
         (EVALUATE.replace("{digits}", "{tmp}/four.npz"), "give at least 6"),
         (EVALUATE, "has the class '0'"),
+        (
+            "evaluate --synthetic {digits} --real {tmp}/lines.npz --out {new}.json",
+            "the class '1?rapid: all is well?[2J'",
+        ),
+        (EVALUATE.replace("{letters}", "{tmp}/unlabelled.npz"), "--synthetic"),
         (EVALUATE + " --train-real {digits}", "add --open-data"),
         (EVALUATE + " --classifiers small,vgg", "--classifiers vgg"),
         (EVALUATE + " --classifiers small,small", "one twice"),

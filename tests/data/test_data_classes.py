@@ -213,3 +213,17 @@ def test_damaged_archives_tell_nothing_of_their_content(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no array 'images'") as caught:
         load_images(file, "private", show_paths=False)
     assert "anna" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["classes", "labels"])
+def test_arrays_of_python_objects_are_named(tmp_path: Path, name: str) -> None:
+    """What `numpy.savez` makes of a column of pandas; such an array could hold a program."""
+    arrays = {"images": IMAGES, "labels": LABELS, "classes": np.array(["cat", "dog", "fox"])}
+    np.savez(tmp_path / "x.npz", **(arrays | {name: arrays[name].astype(object)}))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=f"the array '{name}' holds Python objects; write it as an array of strings"):
+        load_images(tmp_path / "x.npz", "public")
+    sizes = np.empty(2, object)
+    sizes[:] = [np.zeros((4, 4), np.uint8), np.zeros((5, 5), np.uint8)]
+    np.savez(tmp_path / "x.npz", images=sizes)
+    with pytest.raises(InputError, match="'images' is object, expected uint8"):
+        load_images(tmp_path / "x.npz", "public")

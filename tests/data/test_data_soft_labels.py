@@ -173,3 +173,21 @@ def test_without_labels_there_are_no_classes(tmp_path: Path) -> None:
     np.savez(tmp_path / "set.npz", images=np.zeros((2, 4, 4), np.uint8), soft_labels=np.eye(2, dtype=np.float32))
     with pytest.raises(InputError, match="has 'soft_labels' but no labels; add them"):
         load_images(tmp_path / "set.npz", "synthetic", soft_labels=True)
+
+
+def test_tables_that_cannot_hold_them(tmp_path: Path) -> None:
+    """Text of a CSV, and labels that are no names."""
+    write_samples(
+        tmp_path / "set", np.zeros((2, 4, 4), np.uint8), np.arange(2), ("x", "y"), None, np.eye(2, dtype=np.float32)
+    )
+    lines = (tmp_path / "set" / "metadata.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for label in (["x"], {"x": 1}, 0):
+        rows[0]["label"] = label
+        (tmp_path / "set" / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        with pytest.raises(InputError, match="must hold one probability for each class"):
+            load_images(tmp_path / "set", "synthetic", soft_labels=True)
+    (tmp_path / "set" / "metadata.jsonl").unlink()
+    (tmp_path / "set" / "metadata.csv").write_text("file_name,label,soft_labels\nx/0.png,x,0.5\ny/1.png,y,0.5\n")
+    with pytest.raises(InputError, match="must hold one probability for each class"):
+        load_images(tmp_path / "set", "synthetic", soft_labels=True)

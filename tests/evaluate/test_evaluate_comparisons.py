@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+import pytest
 import tests_process
 import torch
+from PIL import Image
 from tests_support import bright_and_dark, save
 
 from rapid.bundle import Bundle
@@ -88,6 +91,28 @@ def test_images_of_a_model_that_distorts_are_compared_with_distorted_ones(tmp_pa
         assert (one.images == 200).all()
     padded = load_sets(paths["made"], paths["real"], None, [], model.model_copy(update={"fit": "pad"}))
     assert (padded.real.images[:, 0] == 0).all()
+
+
+@pytest.mark.parametrize("fit", ["resize", "pad"])
+@pytest.mark.parametrize("size", [16, 29])
+def test_images_of_several_sizes_are_brought_to_the_size_in_one_step(
+    tmp_path: Path, size: int, fit: Literal["resize", "pad"]
+) -> None:
+    """Each as it would be in a set of its own."""
+    rng = np.random.default_rng(0)
+    shapes = ((12, 9), (7, 7), (10, 12), (11, 8))
+    for number, shape in enumerate(shapes):
+        pixels = rng.integers(0, 256, shape, np.uint8)
+        for folder in ("all", f"set{number}"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            Image.fromarray(pixels).save(tmp_path / folder / f"{number}.png")
+    made = save(tmp_path / "made.npz", ImageSet(np.zeros((2, size, size), np.uint8), None, ()))
+    model = ImageSettings(size=size, channels=1, fit=fit)
+    mixed = load_sets(made, tmp_path / "all", None, [], model)
+    alone = [load_sets(made, tmp_path / f"set{number}", None, [], model).real.images[0] for number in range(4)]
+    assert np.array_equal(mixed.real.images, np.stack(alone))
+    # what FID cuts off again is the frame of the largest
+    assert mixed.real_size == 12
 
 
 def test_floors_in_report_page_and_summary(tmp_path: Path) -> None:

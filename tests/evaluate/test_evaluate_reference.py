@@ -192,3 +192,17 @@ def test_other_kinds_are_kept_with_their_statistics(sets: dict[str, Path], tmp_p
     found: Reference = load_reference(path, CPU)
     right = found.space.probabilities(bright_and_dark(60, 1).images).argmax(1) == bright_and_dark(60, 1).labels
     assert facts.test_accuracy == pytest.approx(right.mean())
+
+
+def test_images_that_cannot_be_trained_on_are_those_of_an_argument(sets: dict[str, Path], tmp_path: Path) -> None:
+    some = bright_and_dark(20, 0)
+    assert some.labels is not None
+    for images, words in (
+        (replace(some, images=some.images[:2], labels=some.labels[:2]), "2 images are too few"),
+        (replace(some, labels=None, classes=()), "has no labels, which classifiers need"),
+    ):
+        path = save(tmp_path / "few.npz", images)
+        with pytest.raises(InputError, match=words) as caught:
+            train_reference(tmp_path / "a.safetensors", path, sets["test"], CPU, open_data=True, kind="small", epochs=1)
+        assert caught.value.field == "train_real"
+    assert not (tmp_path / "a.safetensors").exists()

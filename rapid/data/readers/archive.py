@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from rapid import mapped
@@ -55,10 +56,10 @@ def read_archive(source: Source) -> Records:
             names = list(archive.files)
             soft = SOFT_LABELS if source.soft_labels else None
             asked = {name for name in (wanted, "classes", column, soft) if name is not None} - {"images"}
-            small = {name: archive[name] for name in names if name in asked}
+            small = {name: _array(archive, name, source) for name in names if name in asked}
             origins = _origins(archive)
         images = _images(source.path) if "images" in names else None
-    except MemoryError:
+    except (MemoryError, InputError):
         raise
     except Exception:  # damaged files raise errors of all kinds, whose messages hold bytes of the file
         raise source.error("is damaged or not an .npz file; write it with numpy.savez") from None
@@ -89,6 +90,18 @@ def read_archive(source: Source) -> Records:
         raise source.error(str(error), f"has images of {stored.sizes}; {error}") from None
     chances = read_soft_labels([as_rows(small[SOFT_LABELS], source)], labels, source) if soft in small else None
     return Records(fitted, labels, units, stored.notes(form), origins, stored, digests, chances)
+
+
+def _array(archive: NpzFile, name: str, source: Source) -> NDArray[Any]:
+    members = archive.zip
+    assert members is not None
+    if (file := f"{name}.npy") in members.namelist():
+        with members.open(file) as member:
+            if _header(member)[2].hasobject:
+                problem = "holds Python objects; write it as an array of strings or integers"
+                raise source.error(f"an array {problem}", f"the array '{name}' {problem}")
+    found: NDArray[Any] = archive[name]
+    return found
 
 
 def _origins(archive: Mapping[str, NDArray[Any]]) -> tuple[Origin, ...]:
@@ -153,8 +166,6 @@ def _images(path: Path) -> NDArray[Any]:
     """
     with zipfile.ZipFile(path) as archive, archive.open(IMAGES) as member:
         shape, fortran, dtype = _header(member)
-        if dtype.hasobject:
-            raise ValueError("holds Python objects")
         if dtype != np.uint8:
             # refused by its dtype, so there is no need to read it
             return np.empty(0, dtype)

@@ -54,7 +54,7 @@ def read_folder(source: Source) -> Records:
         files = [file for _, _, group in groups for file in group]
         folders = {Path(file).parent for file in files}
         _check_all_read(source, folders)
-        if len(folders) == 1:
+        if len(folders) == 1 and not (names and source.classes):
             _check_alone(source, {source.path, *folders})
     except OSError as error:
         raise source.error(UNREADABLE, f"{UNREADABLE} ({error.strerror})", error.filename) from None

@@ -18,6 +18,8 @@ MOST = 65_536
 NO_LABEL = "some images have no label; label all of them, or read none of the labels by --label-column none"
 WHOLE = re.compile(r"[0-9]+(?:\.0+)?")
 """A whole number in text; spreadsheets and pandas write 1.0 where a column had gaps."""
+UNNUMBERED = "has numbers that are no names of --classes, which are numbers themselves"
+RENUMBER = "write the names as labels, or declare all of them"
 SPELT = "labels write a number in several ways, such as 1 and 01; write each in one way, or declare the classes"
 KINDS = "labels must be whole numbers or names, all of one kind; name another column by --label-column, or correct them"
 
@@ -26,6 +28,9 @@ def from_numbers(
     numbers: NDArray[np.int64], names: tuple[str, ...] | None, source: Source, what: str, *, called: str = "labels"
 ) -> Labels:
     """Labels that are numbers of classes.
+
+    Declared classes are numbered from 0 in their order. If their names are numbers themselves, but other ones (1 to 5),
+    a label is a name: which it is must not depend on what labels there are.
 
     Args:
         numbers: int64 (N,), N >= 1.
@@ -39,6 +44,15 @@ def from_numbers(
     """
     if numbers.min() < 0:
         raise source.error(f"'{called}' must be at least 0; number the classes from 0")
+    if names is None and source.classes is not None:
+        numbers = _places(numbers, source.classes, source, called)
+    return _labels(numbers, names, source, what, called)
+
+
+def _labels(
+    numbers: NDArray[np.int64], names: tuple[str, ...] | None, source: Source, what: str, called: str
+) -> Labels:
+    """As `from_numbers`, of numbers that are the places of names."""
     classes, largest = source.classes, int(numbers.max())
     if names is None and classes is None and largest >= MOST:
         raise source.error(f"'{called}' has numbers of {MOST:,} and more; declare the classes by --classes")
@@ -65,7 +79,8 @@ def from_values(
 ) -> Labels:
     """Labels that are numbers or names, as a column has them.
 
-    In a format without types, text is a whole number ("7", "7.0") if all of it is, unless the classes are declared so.
+    In a format without types, text is a whole number ("7", "7.0") if all of it is, but a class that is called so comes
+    first.
 
     Args:
         values: N of them, N >= 1; None and empty text are missing labels.
@@ -85,18 +100,52 @@ def from_values(
     if kinds != {str}:
         raise source.error(KINDS)
     found = list(values) if typed else [value.strip() for value in values]
-    classes = source.classes if source.classes is not None else names
     known = sorted(set(found))
-    is_number = not typed and all(WHOLE.fullmatch(name) for name in known)
-    if is_number and (classes is None or not set(known) <= set(classes)):
-        digits = [name.partition(".")[0] for name in found]
-        if len(set(digits)) > len({int(number) for number in set(digits)}):
-            raise source.error(SPELT)
-        return from_numbers(_whole(digits, source), names, source, "a name of its classes", called=called)
+    if not typed and all(WHOLE.fullmatch(name) for name in known):
+        places = _places_of(known, names if names is not None else source.classes, source, called)
+        numbers = np.array([places[name] for name in found], np.int64)
+        return _labels(numbers, names, source, "a name of its classes", called)
+    classes = source.classes if source.classes is not None else names
     own = classes if classes is not None else tuple(known)
     place = dict(zip(known, numbers_of(known, own, "a label", source).tolist(), strict=True))
-    numbers = np.array([place[name] for name in found], np.int64)
-    return Labels(numbers, own, declared=classes is not None)
+    return Labels(np.array([place[name] for name in found], np.int64), own, declared=classes is not None)
+
+
+def _places(numbers: NDArray[np.int64], classes: Sequence[str], source: Source, called: str) -> NDArray[np.int64]:
+    """The places of classes with these numbers among the declared ones, (N,): see `from_numbers`."""
+    named = {place: _digits(name) for place, name in enumerate(classes) if WHOLE.fullmatch(name)}
+    if all(digits == str(place) for place, digits in named.items()):
+        return numbers
+    place_of = {digits: place for place, digits in named.items()}
+    found, inverse = np.unique(numbers, return_inverse=True)
+    if len(place_of) < len(named) or any(str(number) not in place_of for number in found):
+        raise source.error(f"'{called}' {UNNUMBERED}; {RENUMBER}")
+    return np.array([place_of[str(number)] for number in found], np.int64)[inverse.reshape(-1)]
+
+
+def _places_of(known: Sequence[str], classes: Sequence[str] | None, source: Source, called: str) -> dict[str, int]:
+    """The place of each label among the classes: that of its name, or by its number if no class is called so.
+
+    Args:
+        known: different labels, whole numbers in text.
+        classes: that are declared, or that the set has; None: the numbers are the places.
+        source: for messages.
+        called: the column, for messages.
+    """
+    wanted = set(known)
+    places = {name: place for place, name in enumerate(classes or ()) if name in wanted}
+    others = [name for name in known if name not in places]
+    if len({_digits(name) for name in others}) < len({name.partition(".")[0] for name in others}):
+        raise source.error(SPELT)
+    numbers = _whole([_digits(name) for name in others], source)
+    if classes is not None and others:
+        numbers = _places(numbers, classes, source, called)
+    return places | dict(zip(others, numbers.tolist(), strict=True))
+
+
+def _digits(name: str) -> str:
+    """A whole number in text, written as Python does; `int` takes no thousands of digits."""
+    return name.partition(".")[0].lstrip("0") or "0"
 
 
 def numbers_of(names: Sequence[str], classes: Sequence[str], what: str, source: Source) -> NDArray[np.int64]:
@@ -132,7 +181,7 @@ def people_of(values: Sequence[Any], column: str) -> NDArray[np.int64]:
         raise InputError("unit_column", "must hold strings or integers, all of one kind", column)
     # spreadsheets and pandas write 7 as 7.0: taken for two, a person would have half of the protection
     names = (value.strip() for value in values)
-    return numbered(str(int(name.partition(".")[0])) if WHOLE.fullmatch(name) else name for name in names)
+    return numbered(_digits(name) if WHOLE.fullmatch(name) else name for name in names)
 
 
 def _whole(values: Sequence[Any], source: Source) -> NDArray[np.int64]:

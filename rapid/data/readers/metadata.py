@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rapid.data.classes import class_folders, is_hidden
+from rapid.data.classes import class_folders, class_name, is_hidden
 from rapid.data.readers.columns import LABELS, NONE, check_people, file_column, label_column
 from rapid.data.readers.decode import Encoded, decode
 from rapid.data.readers.folder import SPLITS, has_image, is_image, read_folder
@@ -35,6 +35,10 @@ WRITE = "write the suffixes in the table"
 TWICE = "names a file twice"
 REMOVE = "remove one of its lines"
 NAMELESS = "has no file name; fill it in, or remove the line"
+LONE = (
+    "has several sub-folders, images in one of them only, and a table without labels; name the classes by --classes, "
+    "or move the others elsewhere"
+)
 
 
 class _Table(NamedTuple):
@@ -98,8 +102,17 @@ def _labelled_by_folders(columns: Sequence[str], source: Source) -> bool:
         return False
     if source.label_column not in (None, NONE):
         return False
+    folders = class_folders(source.path)
     # a single one may be called `images`
-    return not has_image(source.path) and sum(has_image(folder) for folder in class_folders(source.path)) > 1
+    if len(folders) < 2 or has_image(source.path):
+        return False
+    if source.classes is not None and {class_name(folder) for folder in folders} <= set(source.classes):
+        return True
+    filled = sum(map(has_image, folders))
+    # one image more, in another sub-folder, would make them classes
+    if filled == 1 and source.field == "private":
+        raise source.error(LONE)
+    return filled > 1
 
 
 def _tables(path: Path) -> list[Path]:

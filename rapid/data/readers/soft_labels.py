@@ -44,25 +44,25 @@ def by_name(written: Any, known: dict[tuple[str, ...], tuple[str, ...]]) -> ByNa
 
 
 def join_by_name(
-    rows: Sequence[ByName | None], labels: Sequence[Any], source: Source
+    rows: Sequence[Any], labels: Sequence[Any], source: Source
 ) -> tuple[tuple[str, ...], NDArray[np.float32]]:
     """The classes of soft labels that are written as objects, in the order of the first, and all rows, (N, classes).
 
     Args:
-        rows: of each image, N >= 1.
+        rows: of each image a `ByName`, or anything else where it has none; N >= 1.
         labels: names of the classes of the same images.
         source: for messages.
 
     Raises:
         InputError: some are no such objects, or name different classes, or not those of the labels.
     """
-    classes = () if rows[0] is None else rows[0].classes
+    classes = rows[0].classes if isinstance(rows[0], ByName) else ()
     place = {one: number for number, one in enumerate(classes)}
-    if not all(label in place for label in labels):
+    if not all(isinstance(label, str) and label in place for label in labels):
         raise source.error(WRONG)
     found = np.empty((len(rows), len(classes)), np.float32)
     for number, row in enumerate(rows):
-        if row is None or place.keys() != set(row.classes):
+        if not isinstance(row, ByName) or place.keys() != set(row.classes):
             raise source.error(WRONG)
         found[number, [place[one] for one in row.classes]] = row.chances
     return classes, found
