@@ -30,19 +30,25 @@ class PrivateChoice(Protocol):
     """A request to choose settings of a private run by public facts and a measurement, before anything is spent."""
 
     def measured(self, settings: MethodSettings, device: torch.device, processes: int) -> float:
-        """What is measured on the first rank, and told to the others; only where `out` holds no earlier run."""
+        """What is measured on the first rank, and told to the others; only where there is no earlier run."""
 
     def private_settings(
-        self, settings: MethodSettings, facts: Any, epsilon: float, found: float, out: Path, ranks: Ranks
+        self,
+        settings: MethodSettings,
+        facts: Any,
+        epsilon: float,
+        found: float,
+        earlier: Mapping[str, Any],
+        ranks: Ranks,
     ) -> MethodSettings:
-        """The settings of the run; those of an earlier run in `out`, if there is one.
+        """The settings of the run; those of an earlier run in its folder, if there is one.
 
         Args:
             settings: as the user gave them.
             facts: `PublicFacts` of the private images.
             epsilon: of the whole run.
-            found: what `measured` found; 0 if `out` holds an earlier run.
-            out: folder of the run.
+            found: what `measured` found; 0 if there is an earlier run.
+            earlier: settings of an earlier run, see `earlier_settings`; empty if there is none.
             ranks: the processes that share the work; the first one tells what was chosen.
 
         Raises:
@@ -114,10 +120,16 @@ class AutomaticChoice:
         return max(1.0, WORK * Resources(device, self.minutes, processes, self.begun).seconds_left / seconds)
 
     def private_settings(
-        self, settings: MethodSettings, facts: Any, epsilon: float, found: float, out: Path, ranks: Ranks
+        self,
+        settings: MethodSettings,
+        facts: Any,
+        epsilon: float,
+        found: float,
+        earlier: Mapping[str, Any],
+        ranks: Ranks,
     ) -> MethodSettings:
         """By the gradients for which there is time; see `PrivateChoice`."""
-        tree = earlier_settings(out, "train-private")
+        tree = dict(earlier)
         if not tree:
             choice = self._chooser().choose_private(settings, facts, epsilon, found, ranks.count)
             tree = settings.model_dump(mode="json")

@@ -94,12 +94,11 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     ranks.all_or_none(lambda: RunFolder(out).check(resume=resume) if ranks.first else None)
     ranks.agree("--device", device.type.encode())
     setup = ranks.all_or_none(lambda: Setup.open(base, settings, device))
+    # before the images are read, on whose number and files a measurement must not depend: what it decides is published
+    choose = None if automatic is None else _chooser(automatic, settings, epsilon, out, device, ranks)
     book = Ledger(ledger or default_path()) if ranks.first else None
     with scratch_in(out):
-        # before anything is measured, which takes longer
-        read, request = ranks.all_or_none(lambda: _read(setup, private, epsilon, delta, book))
-        choose = None if automatic is None else _chooser(automatic, settings, epsilon, out, device, ranks)
-        mine = ranks.all_or_none(lambda: _prepare(setup, read, request, out, choose))
+        mine = ranks.all_or_none(lambda: _prepare(setup, private, out, epsilon, delta, book, choose))
     # the first rank's budget: calibration on another kind of CPU may differ in the last digit
     budget = ranks.broadcast(mine.budget)
     # not the default unit, which the manifests of earlier versions do not name
@@ -150,22 +149,19 @@ def _run(
             write_model(run_folder.out, run, budget, components, retaken=retaken)
 
 
-def _read(
-    setup: Setup, images: PrivateImages, epsilon: float, delta: float | None, ledger: Ledger | None
-) -> tuple[PrivateSet, Json]:
-    """The images, and what a run on them asks for beside its settings."""
-    private = PrivateSet.read(images, setup.settings, setup.base, ledger)
-    return private, private.request(setup.base, epsilon, delta)
-
-
 def _prepare(
     setup: Setup,
-    private: PrivateSet,
-    request: Json,
+    images: PrivateImages,
     out: Path,
+    epsilon: float,
+    delta: float | None,
+    ledger: Ledger | None,
     choose: Callable[[PublicFacts], MethodSettings] | None,
 ) -> Prepared:
-    """Choose and check everything before anything is written."""
+    """Read and check everything before anything is written."""
+    private = PrivateSet.read(images, setup.settings, setup.base, ledger)
+    # before the choice, which needs an epsilon that is one
+    request = private.request(setup.base, epsilon, delta)
     if choose is not None:
         setup = replace(setup, settings=choose(private.facts))
     settings = setup.settings
@@ -176,11 +172,10 @@ def _prepare(
         check_releases(budget, specs, out)
     else:
         group_size, unit = settings.private.group_size, private.facts.unit
-        budget = calibrate(specs, epsilon=asked["epsilon"], delta=asked["delta"], group_size=group_size, unit=unit)
+        budget = calibrate(specs, epsilon=epsilon, delta=asked["delta"], group_size=group_size, unit=unit)
         # computed now: if it fails, no steps are spent for a statement that cannot be made
         _ = budget.spent_group
-        # on the rank that has the ledger
-        if private.account:
+        if ledger is not None:
             private.warn([budget])
     return Prepared(setup, private, budget, asked)
 
@@ -195,15 +190,17 @@ def _chooser(
 ) -> Callable[[PublicFacts], MethodSettings]:
     """The choice of settings as a function of public facts alone, the same on all ranks.
 
-    Nothing is measured if there is an earlier run in `out`, which has its settings.
+    Nothing is measured if the first rank finds an earlier run in `out`, which has its settings.
     """
 
-    def measure() -> float:
-        wanted = ranks.first and not earlier_settings(out, "train-private")
-        return automatic.measured(settings, device, ranks.count) if wanted else 0.0
+    def begin() -> tuple[Json, float]:
+        earlier = earlier_settings(out, "train-private") if ranks.first else {}
+        wanted = ranks.first and not earlier
+        return earlier, automatic.measured(settings, device, ranks.count) if wanted else 0.0
 
-    found = ranks.broadcast(ranks.all_or_none(measure))
-    return lambda facts: automatic.private_settings(settings, facts, epsilon, found, out, ranks)
+    # other ranks may be on machines that do not see `out`
+    earlier, found = ranks.broadcast(ranks.all_or_none(begin))
+    return lambda facts: automatic.private_settings(settings, facts, epsilon, found, earlier, ranks)
 
 
 def _earlier_budget(out: Path, asked: Json) -> Budget | None:

@@ -12,7 +12,7 @@ import math
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from rapid.methods import apply_overrides, find_method
 from rapid.methods.base import Paced
 from rapid.progress import hidden
 from rapid.ranks import Ranks
-from rapid.stages.automatic import WORK, check_minutes, earlier_settings
+from rapid.stages.automatic import WORK, check_minutes
 from rapid.stages.private import train_private_bundle
 from rapid.training import Trainer
 
@@ -85,11 +85,17 @@ class TimedSteps:
         return seconds_per_step(self.base, settings, device, least, people=self.people) / processes
 
     def private_settings(
-        self, settings: MethodSettings, facts: Any, epsilon: float, found: float, out: Path, ranks: Ranks
+        self,
+        settings: MethodSettings,
+        facts: Any,
+        epsilon: float,
+        found: float,
+        earlier: Mapping[str, Any],
+        ranks: Ranks,
     ) -> MethodSettings:
         """With the steps that fit; see `rapid.stages.automatic.PrivateChoice`."""
         _with_steps(settings)
-        if earlier := earlier_settings(out, "train-private"):
+        if earlier:
             steps = earlier.get("private", {}).get("steps")
         else:
             steps = self._fitting(settings, found, ranks.count)

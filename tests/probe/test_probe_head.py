@@ -50,6 +50,17 @@ def allot(settings: RapidSettings, size: int, epsilon: float, delta: float, *, l
     return calibrate(releases(settings, facts, None), epsilon=epsilon, delta=delta)
 
 
+def test_one_class_has_no_probe_and_leaves_its_share_to_the_denoiser() -> None:
+    """A layer with one output learns nothing."""
+    settings = settings_with("private.probe.share=0.4", "private.distillation={candidates: 9, votes_share: 0.1}")
+    found = {}
+    for classes in ((), ("a",), ("a", "b")):
+        specs = releases(settings, PublicFacts(5000, classes, (28, 28)), None)
+        found[len(classes)] = {spec.name for spec in specs}
+    assert found[0] == found[1]
+    assert found[2] - found[1] == {NAME, "votes"}
+
+
 def train(public: Probe, images: ImageSet, settings: RapidSettings, budget: Budget, folder: Path) -> Probe:
     """The linear layer alone."""
     with RunFolder.enter(folder, "test", {}, resume=False) as run_folder:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
 from methods.tiny import TINY
@@ -103,16 +103,34 @@ def test_an_earlier_run_is_not_measured_again(tmp_path: Path, digits: Path) -> N
     assert len(said) == 2
 
 
-def test_images_that_do_not_fit_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    path = tmp_path / "colour.npz"
-    np.savez(path, images=np.full((40, 32, 32, 3), (9, 90, 200), np.uint8), labels=np.arange(40) % 2)
+class _Observed(TimedSteps):
+    """A request that tells whether its measurement is over."""
+
+    measurements: ClassVar[list[float]] = []
+
+    def measured(self, settings: MethodSettings, device: torch.device, processes: int) -> float:
+        self.measurements.append(1.0)
+        return 1.0
+
+
+def test_the_measurement_is_over_before_anything_of_the_private_images_is_read(tmp_path: Path) -> None:
+    """How long reading takes depends on them, and what follows from the measurement is published."""
     settings = apply_overrides({"method": "dpdm", "image": {"size": 32}}, DPDM)
-    with pytest.raises(InputError, match="has colour images"):
+    with pytest.raises(InputError, match=r"none\.npz"):
         train_private_bundle(
-            None, PrivateImages(path), tmp_path / "out", settings, epsilon=5.0, delta=1e-3, device=CPU,
-            resume=False, ledger=tmp_path / "ledger.jsonl", automatic=_Unmeasured(None, DPDM, 1.0, print),
+            None, PrivateImages(tmp_path / "none.npz"), tmp_path / "out", settings, epsilon=5.0, delta=1e-3, device=CPU,
+            resume=False, ledger=tmp_path / "ledger.jsonl", automatic=_Observed(None, DPDM, 1.0, print),
         )  # fmt: skip
-    assert not (tmp_path / "out").exists()
+    assert _Observed.measurements == [1.0]
+
+
+def test_ranks_that_do_not_see_the_folder_get_the_settings_of_the_earlier_run() -> None:
+    """On several machines the first process alone has `out`."""
+    settings = apply_overrides({"method": "dpdm", "image": {"size": 32}}, DPDM)
+    earlier = {"private": {"steps": 17}}
+    found = TimedSteps(None, (), 1.0, print).private_settings(settings, None, 5.0, 0.0, earlier, Ranks(1, 2))
+    assert isinstance(found.private, DpSgdSettings)
+    assert found.private.steps == 17
 
 
 def test_a_gan_is_measured_at_a_fixed_frequency_of_generator_steps() -> None:
@@ -127,7 +145,7 @@ def test_a_gan_is_measured_at_a_fixed_frequency_of_generator_steps() -> None:
     assert seconds_per_step(None, found, CPU, least=0.0) > 0
 
 
-def test_warm_up_and_distillation_take_part_of_the_minutes(tmp_path: Path, tiny_settings: RapidSettings) -> None:
+def test_warm_up_and_distillation_take_part_of_the_minutes(tiny_settings: RapidSettings) -> None:
     """100 gradients a step; 600 of warm-up, and twice 240 calls and 120 examples, by the rules of thumb."""
     overrides = ["private.expected_batch=50", "private.multiplicity=2", "private.moments.share=0.1",
                  "private.moments.warmup={steps: 20, batch_size: 50, warmup_steps: 5}",
@@ -136,12 +154,12 @@ def test_warm_up_and_distillation_take_part_of_the_minutes(tmp_path: Path, tiny_
                  "private.distillation.training={steps: 10, batch_size: 20, warmup_steps: 1}"]  # fmt: skip
     settings = apply_overrides(tiny_settings.model_dump(mode="json"), overrides)
     request = TimedSteps(None, (), 1.0, print)
-    found = request.private_settings(settings, None, 1.0, 0.5, tmp_path, Ranks(1, 2))
+    found = request.private_settings(settings, None, 1.0, 0.5, {}, Ranks(1, 2))
     assert isinstance(found.private, DpSgdSettings)
     other = (0.6 * 1000 + 2 * (0.3 * 240 + 0.6 * 200)) / 100
     assert found.private.steps == int((WORK * 60 - 2 * other * 0.5) / 0.5)
     with pytest.raises(InputError, match=r"beside DP-SGD takes about 0\.1 minutes; give at least 1"):
-        TimedSteps(None, (), 0.05, print).private_settings(settings, None, 1.0, 0.5, tmp_path, Ranks())
+        TimedSteps(None, (), 0.05, print).private_settings(settings, None, 1.0, 0.5, {}, Ranks())
 
 
 def test_what_comes_before_the_steps_is_not_measured(tiny_settings: RapidSettings) -> None:
@@ -169,12 +187,12 @@ def test_groups_and_people_are_measured_too() -> None:
     assert 0 < seconds_per_step(None, people, CPU, least=0.0, people=True) < 60
 
 
-def test_a_method_without_steps_is_refused(tmp_path: Path) -> None:
+def test_a_method_without_steps_is_refused() -> None:
     settings, choice = MethodSettings(method="means"), TimedSteps(None, (), 1.0, print)
     with pytest.raises(InputError, match="has no steps"):
         choice.measured(settings, CPU, 1)
     with pytest.raises(InputError, match="has no steps"):
-        choice.private_settings(settings, None, 1.0, 0.0, tmp_path, Ranks())
+        choice.private_settings(settings, None, 1.0, 0.0, {}, Ranks())
 
 
 def _with_batch(settings: RapidSettings, batch: int) -> RapidSettings:

@@ -33,6 +33,8 @@ WARMUP, MOST_WARMUP, WARMUP_RATE = 0.12, 2400, 1e-3
 """Share of the gradients' time for training on images drawn from moments, most steps of it, and learning rate."""
 DISTILLATION, MOST_DISTILLATION, MOST_CANDIDATES = 0.15, 4000, 10_000
 """Share of the gradients' time for selection and distillation before DP-SGD, most steps of it, and most candidates."""
+LEAST_CANDIDATES = 32
+"""Of each class; fewer are no picture of it."""
 LEAST_ACCEPTED = 1 / 3
 """Of the candidates beyond those that chance gives. On letters, where the probe took 62 % for their class, distillation
 before DP-SGD raised the share of right images from 56 to 67 %. On classes of CIFAR-100, where it took 15 %, it changed
@@ -79,7 +81,7 @@ def choose_private(
         warmup |= {
             "batch_size": SMALL_BATCH, "learning_rate": WARMUP_RATE, "steps": max(1, min(MOST_WARMUP, steps))
         }  # fmt: skip
-        judged = facts.classes and settings.probe.enabled
+        judged = len(facts.classes) > 1 and settings.probe.enabled
         distillation = _distillation(settings, alone, len(facts.classes)) if judged else {}
         gradients *= 1 - WARMUP - (DISTILLATION if distillation else 0)
     steps_at_1, size_at_1 = REFERENCE
@@ -149,7 +151,7 @@ def _distillation(settings: RapidSettings, gradients: float, classes: int) -> Tr
     time, chance = DISTILLATION * gradients, 1 / classes
     candidates = int(min(MOST_CANDIDATES, time / 3 / candidate_work(settings, settings.generation)))
     steps = int(min(MOST_DISTILLATION, time * 2 / 3 / PLAIN_GRADIENT / SMALL_BATCH))
-    if not (candidates and steps):
+    if candidates < LEAST_CANDIDATES * classes or not steps:
         return {}
     training = {"steps": steps, "batch_size": SMALL_BATCH, "learning_rate": 2e-3, "warmup_steps": min(50, steps // 10)}
     own: Tree = settings.private.distillation.model_dump(mode="json")

@@ -44,6 +44,9 @@ FARTHEST = 2
 LEAST = 1e-300
 """Stands for 0 in a denominator, far below the squares of small covariances."""
 
+LARGEST_ROW = 1 << 18
+"""Numbers that an image contributes to covariances by class, most of which are 0; above it there is a shared one."""
+
 Covariance = Literal["auto", "shared", "class"]
 
 
@@ -141,7 +144,8 @@ def release_moments(
         access: its budget lists the releases of `moments_specs`.
         latents: normalised, float (n, c, h, w).
         subspace: public.
-        covariance: shared by all classes, or one for each; auto: by the noise, which follows from releases.
+        covariance: shared by all classes, or one for each; auto: by the noise, which follows from releases, and the
+            number of classes.
 
     Returns:
         The moments, and the shares of the classes that were released with them, (classes,).
@@ -151,7 +155,8 @@ def release_moments(
     noise = access.budget.release(NAME).noise_stddev / access.facts.dataset_size
     # in parts of the public ball's radius, squared
     seen = classes * noise * (ball.radius / Ball.public(subspace).radius) ** 2
-    by_class = seen <= LARGEST_CLASS_NOISE if covariance == "auto" else covariance == "class"
+    known = seen <= LARGEST_CLASS_NOISE and classes * d * (d + 1) // 2 <= LARGEST_ROW
+    by_class = known if covariance == "auto" else covariance == "class"
     own = classes if by_class else 1
 
     def features(rows: Tensor, labels: Tensor) -> Tensor:
@@ -233,7 +238,7 @@ def _class_offsets(found: Tensor, share: Tensor, noise: Tensor, covariance: Tens
     values, vectors = torch.linalg.eigh(covariance)
     values = values.clamp_min(0)
     beyond = (share * (found.square().sum(1) - found.shape[1] * noise.square())).sum().clamp_min(0)
-    prior = values * (beyond / values.sum().clamp_min(LEAST))
+    prior = _in_proportion(values, beyond)
     weights = prior / (prior + noise.square()[:, None]).clamp_min(LEAST)
     offsets: Tensor = (weights * (found @ vectors)) @ vectors.mT
     return offsets
@@ -265,7 +270,7 @@ def scaled_like(found: Tensor, noise: float, public: Tensor) -> Tensor:
     Returns:
         Posterior means, float64 (n,), none below 0 (see `_variances`).
     """
-    return _variances(found, public * (found.sum().clamp_min(0) / public.sum().clamp_min(LEAST)), noise)
+    return _variances(found, _in_proportion(public, found.sum().clamp_min(0)), noise)
 
 
 def _denoised(covariance: Tensor, noise: float, variances: Tensor) -> Tensor:
@@ -274,8 +279,7 @@ def _denoised(covariance: Tensor, noise: float, variances: Tensor) -> Tensor:
     A variance is expected to be the one of public images, scaled to the trace, and a covariance to be 0, give or take a
     share of the variances in question.
     """
-    public = variances * (covariance.trace().clamp_min(0) / variances.sum().clamp_min(LEAST))
-    return _near(covariance, noise, torch.diag(public))
+    return _near(covariance, noise, torch.diag(_in_proportion(variances, covariance.trace().clamp_min(0))))
 
 
 def _near(covariance: Tensor, noise: float, expected: Tensor) -> Tensor:
@@ -307,7 +311,7 @@ def _positive(matrix: Tensor) -> Tensor:
     """A symmetric matrix without its negative eigenvalues, of the same trace."""
     values, vectors = torch.linalg.eigh(matrix)
     values = values.clamp_min(0)
-    scaled = values * (matrix.trace() / values.sum().clamp_min(LEAST))
+    scaled = _in_proportion(values, matrix.trace())
     positive: Tensor = (vectors * scaled) @ vectors.mT
     return positive
 
@@ -325,9 +329,15 @@ def _weights(found: Tensor, scale: Tensor, noise: float) -> Tensor:
     the noise (empirical Bayes by the method of moments).
     """
     beyond = (found.square() - noise).sum().clamp_min(0)
-    prior = scale * (beyond / scale.sum().clamp_min(LEAST))
+    prior = _in_proportion(scale, beyond)
     weights: Tensor = prior / (prior + noise).clamp_min(LEAST)
     return weights
+
+
+def _in_proportion(shares: Tensor, total: Tensor) -> Tensor:
+    """A total, divided in proportion to `shares`, (n,); 0 where all of them are, as with much noise."""
+    # first the shares: a large total over next to nothing would be infinite
+    return total * (shares / shares.sum().clamp_min(LEAST))
 
 
 def unpacked(packed: Tensor, d: int) -> Tensor:

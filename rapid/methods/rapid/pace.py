@@ -42,13 +42,13 @@ def other_work(settings: RapidSettings) -> float:
     return work + levels_work(settings)
 
 
-def levels_work(settings: RapidSettings, classes: int = 1) -> float:
+def levels_work(settings: RapidSettings, classes: int = 2) -> float:
     """Time of finding levels of guidance and confidence, if all shares are tried for all classes, in the same unit.
 
-    0 without classes, which nothing is guided to.
+    0 with fewer than two classes, which nothing is guided to.
     """
     probed = settings.probe.enabled and settings.private.probe.share > 0
-    if not (classes and probed and levels_wanted(settings)):
+    if not (classes > 1 and probed and levels_wanted(settings)):
         return 0.0
     plain = settings.generation.model_copy(update={"probe_guidance": 0.0})
     tried = SHARES if guides_less(settings.generation) else ()

@@ -81,7 +81,8 @@ def releases(settings: RapidSettings, facts: PublicFacts, base: Bundle | None) -
     if own.overlap.share > 0:
         specs.append(overlap_spec(size, own.overlap.share, facts.unit))
     has_probe = settings.probe.enabled if base is None else base.has(PROBE)
-    judged = has_probe and bool(facts.classes) and own.probe.share > 0
+    # with one class there is nothing to tell apart
+    judged = has_probe and len(facts.classes) > 1 and own.probe.share > 0
     if judged:
         specs.append(probe_spec(size, own.probe))
     specs += moments_specs(own.moments, size)

@@ -16,6 +16,7 @@ from torch import Tensor
 from rapid.data import ImageSet
 from rapid.dp import PrivateAccess, PublicFacts, calibrate
 from rapid.dp.rows import PrivateTensor
+from rapid.methods.rapid import moments
 from rapid.methods.rapid.ball import Ball
 from rapid.methods.rapid.moments import (
     ClassMoments,
@@ -120,6 +121,15 @@ def test_without_noise_the_moments_are_those_of_numpy(tmp_path: Path, covariance
     assert found.rest.numpy() == pytest.approx(rest, rel=0.02)
 
 
+def test_rows_of_many_classes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row has a block of numbers for each class, all but one of which are 0."""
+    monkeypatch.setattr(moments, "LARGEST_ROW", 3 * D * (D + 1) // 2)
+    assert len(released(tmp_path / "a", 3000, 1e5, "auto").factors) == 3
+    monkeypatch.setattr(moments, "LARGEST_ROW", 3 * D * (D + 1) // 2 - 1)
+    assert len(released(tmp_path / "b", 3000, 1e5, "auto").factors) == 1
+    assert len(released(tmp_path / "c", 3000, 1e5, "class").factors) == 3
+
+
 @pytest.mark.parametrize(("epsilon", "covariances"), [(1e5, 3), (100, 3), (0.5, 1)])
 def test_by_itself_each_class_has_a_covariance_where_the_noise_is_small(
     tmp_path: Path, epsilon: float, covariances: int
@@ -193,6 +203,21 @@ def test_means_of_rare_classes_have_less_noise(noise: float, like_public: bool) 
     assert found_error < 1.01 * raw_error
     if like_public:
         assert found_error < 1.25 * best_error
+
+
+@pytest.mark.parametrize("noise", [1e-4, 1.0, 1e4, 1e5])
+@pytest.mark.parametrize("covariances", [1, 6])
+def test_moments_are_finite_where_there_is_nothing_but_noise(noise: float, covariances: int) -> None:
+    """The noise of 50 images at epsilon 0.001: the trace is as often below 0 as above, and squares are large."""
+    d = 24
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        means = noise * torch.randn(6, d, dtype=torch.float64, generator=generator)
+        counts = torch.full((6,), 1 / 6) + noise * torch.randn(6, generator=generator)
+        second = noise * symmetric_noise((covariances, d, d), generator)
+        found = estimate(means, counts.double(), second, noise, torch.linspace(1, 0.1, d, dtype=torch.float64))
+        assert torch.isfinite(found["means"]).all()
+        assert torch.isfinite(found["factors"]).all()
 
 
 @hypothesis_settings(max_examples=30, deadline=None)
