@@ -122,6 +122,30 @@ def check_overrides(kind: type[MethodSettings], overrides: Sequence[str]) -> Non
                 raise _refusal(name, _problem(found, kind)) from None
 
 
+def section_overrides(section: str, kind: type[BaseModel], overrides: Sequence[str]) -> Tree:
+    """What overrides set of one section, ready for JSON, before the other settings are known.
+
+    Args:
+        section: its name.
+        kind: its class.
+        overrides: see `build_settings`; those of other sections are left out.
+
+    Raises:
+        InputError: a malformed override, an unknown setting, or an invalid value.
+    """
+    tree: Tree = {section: {}}
+    for override in overrides:
+        if _split(override)[0].partition(".")[0] == section:
+            _apply(tree, override)
+    try:
+        found = kind.model_validate(tree[section])
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _refusal(_name((section, *first["loc"])), _problem(first, kind)) from None
+    own: Tree = found.model_dump(mode="json", exclude_unset=True)
+    return own
+
+
 def build_settings(kind: type[S], tree: Tree, overrides: Sequence[str]) -> S:
     """Build settings of one class from a tree after `section.name=value` overrides.
 

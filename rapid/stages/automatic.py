@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rapid.config.presets import AUTO
+from rapid.config.presets import AUTO, section_overrides
 from rapid.config.sections import ImageSettings, MethodSettings
 from rapid.data import ImageSet
 from rapid.data.canvas import LARGEST_SIDE, Canvas
@@ -109,9 +109,7 @@ class AutomaticChoice:
     @property
     def _image(self) -> dict[str, Any]:
         """What the user set of the section `image`."""
-        own = [override for override in self.overrides if override.strip().startswith("image.")]
-        names = {override.partition("=")[0].strip().removeprefix("image.") for override in own}
-        return apply_overrides({"method": self.method}, own).image.model_dump(mode="json", include=names)
+        return section_overrides("image", ImageSettings, self.overrides)
 
     def measured(self, settings: MethodSettings, device: torch.device, processes: int) -> float:
         """Number of per-example gradients for which the private stage has time, by a measurement."""

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from rapid.config.presets import check_overrides, generation_settings, preset_names, preset_tree, private_settings
+from rapid.config.presets import (
+    check_overrides,
+    generation_settings,
+    preset_names,
+    preset_tree,
+    private_settings,
+    section_overrides,
+)
+from rapid.config.sections import ImageSettings
 from rapid.errors import InputError
 from rapid.methods import apply_overrides, load_settings, settings_class
 
@@ -188,3 +196,22 @@ def test_generation_settings_are_all_that_sampling_may_change() -> None:
     for override in ("private.steps=50", "preset=demo"):
         with pytest.raises(InputError, match="only generation settings"):
             generation_settings(base, [override])
+
+
+def test_what_is_set_of_a_section_is_known_before_the_other_settings() -> None:
+    """28 does not fit the default autoencoder, which nobody asked for."""
+    for overrides in (
+        ["image.size=28", "private.steps=3"],
+        ["image={size: 28}"],
+        ["image={size: 20}", "image.size=28"],
+    ):
+        assert section_overrides("image", ImageSettings, overrides) == {"size": 28}
+    assert section_overrides("image", ImageSettings, ["denoiser.channels=3"]) == {}
+    for override, words in (
+        ("image.size=many", "image.size: must be a whole number"),
+        ("image.sise=28", "image.sise: there is no such setting"),
+        ("image=28", "set image: "),
+        ("image.size", "write it as section.name=value"),
+    ):
+        with pytest.raises(InputError, match=words):
+            section_overrides("image", ImageSettings, [override])

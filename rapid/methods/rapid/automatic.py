@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from rapid.config.sections import ImageSettings, ScheduleSettings
 from rapid.data import ImageSet, fit_images, join, to_unit_range
-from rapid.data.canvas import LARGEST_SIDE, rounded_side
+from rapid.data.canvas import LARGEST_SIDE, SIDE_STEP, rounded_side
 from rapid.data.stored import Stored
 from rapid.data.symmetry import has_plain_background, has_strokes, mirrored_alike, turned_alike
 from rapid.diffusion import Schedule
@@ -31,9 +31,12 @@ from rapid.methods.rapid.distillation_settings import DistillationSettings
 
 SIDES = (4, 8, 16, 32)
 """Sides of latents that are tried; one that is the side of the images has their pixels. With twice the side a private
-step takes three times as long on a CPU, and its noise is spread over four times the numbers."""
+step takes three times as long on a CPU, and its noise is spread over four times the numbers. Images whose size was set
+to no multiple of 16 try all sides between the first and the last."""
 MOST_CHANNELS = 24
 """Of latents. On coloured letters, whose 4x4 latents need 36, images with 8x8 of 12 were clearly better to the eye."""
+REDUCTIONS = {8: [1, 2, 2], 4: [1, 2]}
+"""Of images of writing, whose latents have a side of 4 at least, and the multipliers of their autoencoder."""
 STROKE_CHANNELS = 4
 """Of latents of writing. On letters a Frechet distance of 231 with 8x8x12 principal components was 76 with 4x4x4."""
 FLOOR = 29.0
@@ -97,7 +100,8 @@ def choose_public(sets: Sequence[ImageSet], resources: Resources, image: Tree) -
     pixels = images.images
     tree: Tree = {"method": "rapid", "preset": "auto", "image": image, "split": {"reference": 0.15}}
     writing = form.channels == 1 and has_strokes(pixels)
-    found = _strokes(pixels, form.size) if writing else _latents(pixels, image)
+    trained = writing and any(_reduces(reduction, form.size) for reduction in REDUCTIONS)
+    found = _strokes(pixels, form.size) if trained else _latents(pixels, image)
     tree["autoencoder"], latents, line = found
     why.append(line)
     augment, line = _augment(pixels)
@@ -148,7 +152,7 @@ def _latents(pixels: NDArray[np.uint8], image: Tree) -> tuple[Tree, Tensor, str]
         Settings of the autoencoder; normalised latents, see `_components`; a line for the user.
     """
     size, passed = image["size"], []
-    for side in (side for side in SIDES if size % side == 0):
+    for side in _sides(size):
         tree, latents, psnr = _components(pixels, size // side)
         count, name = tree["latent_channels"], f"{side}x{side}"
         passed.append(f"{name} need {count} channels")
@@ -160,18 +164,36 @@ def _latents(pixels: NDArray[np.uint8], image: Tree) -> tuple[Tree, Tensor, str]
     return tree, latents, "; ".join([f"{line}{psnr:.1f} dB on held-out public images", *passed])
 
 
+def _sides(size: int) -> list[int]:
+    """Sides of latents for images of a size.
+
+    Raises:
+        InputError: none divides it.
+    """
+    tried = SIDES if size % SIDE_STEP == 0 else range(SIDES[0], SIDES[-1] + 1)
+    if not (found := [side for side in tried if size % side == 0]):
+        problem = (
+            f"{size} has no divisor from {SIDES[0]} to {SIDES[-1]}, as the side of latents; use {rounded_side(size)}"
+        )
+        raise InputError("image.size", problem)
+    return found
+
+
 def _strokes(pixels: NDArray[np.uint8], size: int) -> tuple[Tree, Tensor, str]:
     """A small autoencoder for writing: its decoder knows strokes, which principal components leave to the denoiser.
 
     Returns:
         As `_latents`, with normalised latents of principal components: the autoencoder is not trained yet.
     """
-    reduction = max(4, min(8, size // SMALLEST_SIDE))
-    levels = {4: [1, 2], 8: [1, 2, 2]}[reduction]
+    reduction, levels = next((n, own) for n, own in REDUCTIONS.items() if _reduces(n, size))
     tree = {"kind": "kl", "patch": 2, "latent_channels": STROKE_CHANNELS, "channels": 48, "multipliers": levels}
     side = size // reduction
     line = f"latents: {side}x{side} with {STROKE_CHANNELS} channels of an autoencoder that is trained, as for writing"
     return tree, _components(pixels, SMALLEST_SIDE)[1], line
+
+
+def _reduces(reduction: int, size: int) -> bool:
+    return size % reduction == 0 and size // reduction >= SMALLEST_SIDE
 
 
 def _components(pixels: NDArray[np.uint8], patch: int) -> tuple[Tree, Tensor, float]:

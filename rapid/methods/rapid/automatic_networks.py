@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rapid.config.sections import Training
+from rapid.config.sections import AutoencoderSettings, Training
 from rapid.data.augmented import AugmentedImages
 from rapid.diffusion import Schedule
 from rapid.methods.base import Resources, Tree
@@ -52,6 +52,8 @@ which decides about grain, 0.65 and 0.75."""
 MOST_STEPS = {"autoencoder": 2500, "probe": 6000, "encoder": 400}
 SMALLEST_SIDE = 4
 """Of latents: up to it, the denoiser has one resolution."""
+MOST_ATTENDED = 16
+"""Side of maps in which all positions attend to each other."""
 COMPARED = {"cpu": 64, "cuda": 256}
 """Examples of the steps that widths are compared by."""
 MEASURED_SHARE, MEASURED_SECONDS = 0.01, 5.0
@@ -82,9 +84,9 @@ def choose_networks(tree: Tree, count: int, classes: int, labelled: bool, resour
         A line for the user.
     """
     device, least = resources.device, min(MEASURED_SECONDS, MEASURED_SHARE * resources.seconds)
+    side = tree["image"]["size"] // AutoencoderSettings.model_validate(tree["autoencoder"]).reduction
+    tree["denoiser"], trained = denoiser_of(WIDTHS[0], side), tree["autoencoder"]["kind"] == "kl"
     pace = _Pace(tree, classes, device, least, resources.processes)
-    side, trained = RapidSettings.model_validate(tree).latent_size, tree["autoencoder"]["kind"] == "kl"
-    tree["denoiser"] = denoiser_of(WIDTHS[0], side)
     each = pace.encoding()
     if trained:
         views = int(ENCODED * resources.seconds / PASSES["kl"] / each)
@@ -139,8 +141,9 @@ def training(steps: int, batch: int, rate: float) -> Tree:
 def denoiser_of(width: int, side: int) -> Tree:
     """Settings of a denoiser of this width, for latents of this side."""
     levels = {"multipliers": [1, 2], "attention": [False, True]}
-    if side <= SMALLEST_SIDE:
-        levels = {"multipliers": [1], "attention": [True]}
+    # an odd side cannot be halved
+    if side <= SMALLEST_SIDE or side % 2:
+        levels = {"multipliers": [1], "attention": [side <= MOST_ATTENDED]}
     return {"prediction": "velocity", "channels": width, **levels, "heads": 4}
 
 

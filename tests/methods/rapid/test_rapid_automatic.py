@@ -12,19 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rapid.config.sections import TonesSettings
+from rapid.config.sections import ImageSettings, TonesSettings
 from rapid.data import ImageSet, fit_images, load_images, sample_path
 from rapid.data.augmented import AugmentedImages
 from rapid.diffusion.solvers import late_grid
 from rapid.dp.access import PublicFacts
 from rapid.dp.calibration import solve_noise_multiplier
 from rapid.dp.events import dp_sgd_event
+from rapid.errors import InputError
 from rapid.methods import apply_overrides
 from rapid.methods.base import Choice, Resources, Tree
 from rapid.methods.rapid.automatic import FLOOR, choose_public
 from rapid.methods.rapid.automatic_private import choose_private, seconds_per_gradient
 from rapid.methods.rapid.diagnosis import autoencoder_psnr
-from rapid.methods.rapid.networks import AutoencoderRecipe, train_autoencoder
+from rapid.methods.rapid.networks import AutoencoderRecipe, build_denoiser, train_autoencoder
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.training import Checkpoint
 
@@ -223,6 +224,28 @@ def test_what_was_set_of_the_image_is_planned_for() -> None:
     assert (small.image.size, found.image.size, found.image.fit, found.image.channels) == (64, 128, "pad", 3)
     assert found.latent_size <= 16
     assert large.why[0].startswith("images: 128x128, colour")
+
+
+@pytest.mark.parametrize("writing", [True, False])
+@pytest.mark.parametrize("size", [4, 5, 12, 20, 24, 28, 30, 36, 40, 50, 56])
+def test_any_size_can_be_set(size: int, writing: bool) -> None:
+    """Latents have a side that divides it, and an odd side is not halved."""
+    pixels = fit_images(load_images(sample_path("letters"), "letters"), ImageSettings(size=32), "letters").images[:200]
+    images = ImageSet(pixels if writing else photographs(60), None, ())
+    found = choose_public([images], Resources(CPU, 0.01), {"size": size})
+    settings = apply_overrides(found.settings, [])
+    assert isinstance(settings, RapidSettings)
+    assert settings.image.size == size
+    assert settings.autoencoder.kind == ("kl" if writing and size % 4 == 0 and size >= 16 else "linear")
+    assert 4 <= settings.latent_size <= 32
+    network = build_denoiser(settings, 2)
+    x = torch.zeros(1, *settings.latent_shape)
+    assert network(x, torch.tensor([5]), torch.tensor([1])).shape == x.shape
+
+
+def test_a_size_without_divisors_is_refused() -> None:
+    with pytest.raises(InputError, match=r"image\.size: 37 has no divisor from 4 to 32, .*; use 48"):
+        choose_public([ImageSet(photographs(60), None, ())], Resources(CPU, 0.01), {"size": 37})
 
 
 def test_the_private_stage_keeps_the_views_that_suit_the_public_images() -> None:
