@@ -29,7 +29,8 @@ from rapid.methods.rapid.retrieval import QUERIES
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.methods.rapid.subspace import VIEWS
 from rapid.nn import Autoencoder, TrajectoryEncoder
-from rapid.probe.features import ProbeRecipe, train_features
+from rapid.probe.features import ProbeRecipe, class_prototypes, train_features
+from rapid.probe.network import Probe
 from rapid.progress import hidden
 from rapid.training import Checkpoint
 from rapid.training.loss import Loss, LossGradient
@@ -91,7 +92,7 @@ def choose_networks(tree: Tree, count: int, classes: int, labelled: bool, resour
     if trained:
         views = int(ENCODED * resources.seconds / PASSES["kl"] / each)
         tree["augmentations"]["training"] = min(4 * count, max(SAMPLE, views))
-    planned = pace.preparation(count, each)
+    planned = pace.preparation(count, each) + (pace.prototypes(count) if labelled else 0.0)
     available = max(0.0, (1 - LEFT) * resources.seconds_left - planned)
     wanted = {
         "autoencoder": trained,
@@ -246,6 +247,19 @@ class _Pace:
         shown = (1 - s.split.reference) * count if not s.augmentations.training else s.augmentations.training
         kept = s.split.reference * (s.augmentations.reference or count)
         return (PASSES[s.autoencoder.kind] * shown + kept + VIEWS) * each
+
+    def prototypes(self, count: int) -> float:
+        """Seconds in which the probe sees all images for its projection, and again for its prototypes.
+
+        Args:
+            count: number of public images.
+        """
+        s = self._settings
+        probe = Probe.build(s.image, s.probe, self._classes).to(self._device).eval()
+        class_prototypes(probe, self._images, self._labels, self._classes, self._device)
+        begin = time.monotonic()
+        class_prototypes(probe, self._images, self._labels, self._classes, self._device)
+        return 2 * (1 - s.split.reference) * count * (time.monotonic() - begin) / SAMPLE
 
     def records(self, count: int) -> float:
         """Seconds in which the knowledge base is made and searched, beside what `preparation` counts.

@@ -227,7 +227,7 @@ def test_what_was_set_of_the_image_is_planned_for() -> None:
 
 
 @pytest.mark.parametrize("writing", [True, False])
-@pytest.mark.parametrize("size", [4, 5, 12, 20, 24, 28, 30, 36, 40, 50, 56])
+@pytest.mark.parametrize("size", [5, 12, 24, 28, 30, 40, 50])
 def test_any_size_can_be_set(size: int, writing: bool) -> None:
     """Latents have a side that divides it, and an odd side is not halved."""
     pixels = fit_images(load_images(sample_path("letters"), "letters"), ImageSettings(size=32), "letters").images[:200]

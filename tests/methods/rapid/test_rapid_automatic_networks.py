@@ -114,3 +114,18 @@ def test_an_autoencoder_that_is_trained_has_its_share_of_steps_and_views() -> No
         assert settings.denoiser.multipliers == (1,)
     assert 1 <= steps[0] < steps[1] <= MOST_STEPS["autoencoder"]
     assert 0 < views[0] < views[1] <= 4 * 50_000
+
+
+def test_passes_of_the_probe_over_all_images_are_planned_for() -> None:
+    """With so many images they take all of the time, and none is left for the denoiser."""
+    steps = {}
+    for labelled in (True, False):
+        tree = small(labelled)
+        # no view is encoded but these
+        tree["augmentations"] = {"training": 100}
+        tree["split"] = {"reference": 0.001}
+        tree["probe"] |= {"channels": 64}
+        choose_networks(tree, 1_000_000, 3, labelled, Resources(CPU, 0.5))
+        steps[labelled] = tree["denoiser"]["training"]["steps"]
+    assert steps[True] == 1
+    assert steps[False] > 20
