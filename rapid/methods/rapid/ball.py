@@ -60,12 +60,15 @@ class Ball:
         scale: by which its coordinates are multiplied, float (d,).
         centre: of the ball, in scaled coordinates, float (d,).
         radius: of the ball, above 0.
+        doubt: standard deviation, in each direction, of the centre around the mean of all latents; infinite where it is
+            not known to be near it.
     """
 
     subspace: Subspace
     scale: Tensor
     centre: Tensor
     radius: float
+    doubt: float = math.inf
 
     @classmethod
     def public(cls, subspace: Subspace) -> Ball:
@@ -144,9 +147,13 @@ def release_ball(access: PrivateAccess, latents: PrivateTensor, subspace: Subspa
     """
     public = Ball.public(subspace)
     mean = access.mean(CENTRE, public.coordinates, latents)
-    centred = replace(public, centre=public.radius * mean.to(public.centre))
-    shares, size = access.mean(RADIUS, centred.votes, latents), access.facts.dataset_size
-    of_shares, within = (access.budget.release(name).noise_multiplier / size for name in (RADIUS, moments))
+    size = access.facts.dataset_size
+    of_centre, of_shares, within = (
+        access.budget.release(name).noise_multiplier / size for name in (CENTRE, RADIUS, moments)
+    )
+    centre, doubt = public.radius * mean.to(public.centre), public.radius * of_centre
+    centred = replace(public, centre=centre, doubt=doubt)
+    shares = access.mean(RADIUS, centred.votes, latents)
     return replace(centred, radius=public.radius * radius_of(shares, of_shares, within, subspace.dimensions))
 
 

@@ -178,6 +178,7 @@ def release_moments(
         unpacked(second.view(own, -1), d),
         noise,
         ball.variances,
+        ball.doubt / ball.radius,
     )
     moments.means.copy_(ball.means(found["means"]))
     moments.factors.copy_(ball.factors(found["factors"]))
@@ -187,7 +188,9 @@ def release_moments(
     return moments.eval(), class_shares(counts, noise).numpy()
 
 
-def estimate(means: Tensor, counts: Tensor, second: Tensor, noise: float, variances: Tensor) -> Mapping[str, Tensor]:
+def estimate(
+    means: Tensor, counts: Tensor, second: Tensor, noise: float, variances: Tensor, doubt: float = math.inf
+) -> Mapping[str, Tensor]:
     """Means and covariance factors from noisy sums over N, each divided by N and by its weight.
 
     Args:
@@ -197,12 +200,13 @@ def estimate(means: Tensor, counts: Tensor, second: Tensor, noise: float, varian
         noise: standard deviation of the release's noise over N, before the weights.
         variances: mean squares of the coordinates of public images, float64 (d,): what is not told by the release
             is assumed to vary like them.
+        doubt: standard deviation of the mean of all images around 0, which was released before, in each direction.
 
     Returns:
         `means`, float64 (classes, d), and `factors`, float64 (1 or classes, d, d).
     """
     share = class_shares(counts, noise)
-    centre = means.sum(0)
+    centre = _near_zero(means.sum(0), math.sqrt(len(means)) * noise / WEIGHTS["means"], doubt)
     # off the diagonal the noise is smaller by sqrt(2)
     spread = noise / WEIGHTS["second"] / math.sqrt(2)
     of_all = spread * math.sqrt(len(second))
@@ -242,6 +246,16 @@ def _class_offsets(found: Tensor, share: Tensor, noise: Tensor, covariance: Tens
     weights = prior / (prior + noise.square()[:, None]).clamp_min(LEAST)
     offsets: Tensor = (weights * (found @ vectors)) @ vectors.mT
     return offsets
+
+
+def _near_zero(found: Tensor, noise: float, doubt: float) -> Tensor:
+    """A mean that was found with noise, (d,), and once before as 0, give or take `doubt` in each direction.
+
+    The two are means of latents within different bounds, so they may differ by more than by noise: by as much as was
+    found tells (empirical Bayes by the method of moments).
+    """
+    differ = max(doubt**2, float(found.square().mean()) - noise**2)
+    return found * (differ / (differ + noise**2)) if math.isfinite(differ) and noise else found
 
 
 def class_shares(counts: Tensor, noise: float) -> Tensor:

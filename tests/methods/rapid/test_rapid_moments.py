@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,6 +174,38 @@ def test_noise_is_shrunk_away() -> None:
     assert (found["means"] - means.sum(0)).norm() < 0.4 * raw_error
     (covariance,) = found_covariances(second[None], shares, noise, variances)
     assert (covariance - torch.diag(variances)).norm() < 0.4 * (second - torch.diag(variances)).norm()
+
+
+@pytest.mark.parametrize("doubt", [0.0, 0.3, 1.0, 3.0, math.inf])
+@pytest.mark.parametrize("off", [0.0, 1.0, 10.0])
+def test_the_mean_of_all_is_known_from_the_centre_as_well(doubt: float, off: float) -> None:
+    """The posterior mean by the true deviation is the best; `estimate` is told that of the centre's noise alone.
+
+    The unit is the noise of the sum. `off` is how far the centre is from the mean of what the ball holds beside that.
+    """
+    generator = torch.Generator().manual_seed(3)
+    d, classes, trials = 40, 10, 40
+    noise = 0.35**0.5 / classes**0.5
+    shares = torch.full((classes,), 1 / classes, dtype=torch.float64)
+    told = 0.3 if math.isinf(doubt) else doubt
+    true_deviation = math.hypot(told, off)
+    errors = torch.zeros(3, dtype=torch.float64)
+    for _ in range(trials):
+        true = true_deviation * torch.randn(d, dtype=torch.float64, generator=generator)
+        means = true / classes + torch.randn(classes, d, dtype=torch.float64, generator=generator) / classes**0.5
+        second = 1e4 * torch.eye(d, dtype=torch.float64)[None]
+        variances = torch.ones(d, dtype=torch.float64)
+        found = shares @ estimate(means, shares, second, noise, variances, doubt)["means"]
+        raw = means.sum(0)
+        best = raw * true_deviation**2 / (true_deviation**2 + 1)
+        errors += torch.stack([(one - true).square().sum() for one in (found, best, raw)])
+    found_error, best_error, raw_error = errors.tolist()
+    if math.isinf(doubt):
+        assert found_error == pytest.approx(raw_error)
+    else:
+        # 40 directions tell the deviation to a tenth
+        assert found_error < 1.02 * raw_error
+        assert found_error < 1.2 * best_error + 0.1 * raw_error
 
 
 @pytest.mark.parametrize("noise", [1e-5, 1e-4, 3e-4, 1e-3])
