@@ -89,7 +89,7 @@ def release() -> None:
 
 def blocks(rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """The rows of an array, at most BLOCK and about BLOCK_BYTES at a time; those before are released."""
-    step = max(1, min(BLOCK, BLOCK_BYTES // max(1, math.prod(rows.shape[1:]) * rows.itemsize)))
+    step = _block(rows)
     for start in range(0, len(rows), step):
         yield rows[start : start + step]
         release()
@@ -108,8 +108,9 @@ def joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 def taken(rows: NDArray[Any], indices: NDArray[np.int64]) -> NDArray[Any]:
     """Some rows of an array, in the order of `indices`, int64 (n,)."""
     result = empty((len(indices), *rows.shape[1:]), rows.dtype)
-    for start in range(0, len(indices), BLOCK):
-        result[start : start + BLOCK] = rows[indices[start : start + BLOCK]]
+    step = _block(rows)
+    for start in range(0, len(indices), step):
+        result[start : start + step] = rows[indices[start : start + step]]
         release()
     return result
 
@@ -187,6 +188,10 @@ class Growing:
         for part in self._parts:
             self._file.write(np.ascontiguousarray(part).data)
         self._parts, self._held = [], 0
+
+
+def _block(rows: NDArray[Any]) -> int:
+    return max(1, min(BLOCK, BLOCK_BYTES // max(1, math.prod(rows.shape[1:]) * rows.itemsize)))
 
 
 def _scratch_file() -> BinaryIO:

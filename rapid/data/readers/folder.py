@@ -54,6 +54,7 @@ def read_folder(source: Source) -> Records:
         files = [file for _, _, group in groups for file in group]
         folders = {Path(file).parent for file in files}
         _check_all_read(source, folders)
+        # whose name is a class if it is declared: then it matters not whether another one has images
         if len(folders) == 1 and not (names and source.classes):
             _check_alone(source, {source.path, *folders})
     except OSError as error:

@@ -97,7 +97,11 @@ def read_metadata(source: Source) -> Records:
 
 
 def _labelled_by_folders(columns: Sequence[str], source: Source) -> bool:
-    """Whether no column has the labels, and the images lie in one sub-folder per class, two at least."""
+    """Whether no column has the labels, and the images lie in one sub-folder per class, two at least.
+
+    Raises:
+        InputError: a private set has images in one of several sub-folders, and no classes are declared.
+    """
     if source.path.is_file() or source.people or any(name in LABELS for name in columns):
         return False
     if source.label_column not in (None, NONE):
