@@ -73,8 +73,8 @@ class Repeated:
 
 
 class OneSilenced(PrivateAccess):
-    """The same door, behind which one image contributes nothing to any release: its losses are 0, and no count
-    counts it."""
+    """The same door, behind which one image contributes nothing to any release: its losses and features are 0, no count
+    counts it, and it is in no bin."""
 
     silent: ClassVar[int | None] = None
 
@@ -83,6 +83,19 @@ class OneSilenced(PrivateAccess):
 
     def count(self, name: str, predicate: Any, *tensors: PrivateTensor) -> int:
         return super().count(name, lambda *rows: predicate(*rows[:-1]) & (rows[-1] > 0), *tensors, self._weights())
+
+    def mean(self, name: str, features: Any, *tensors: PrivateTensor) -> Tensor:
+        def weighted(*rows: Tensor) -> Tensor:
+            found: Tensor = features(*rows[:-1])
+            return found * rows[-1].to(found).view(-1, *[1] * (found.ndim - 1))
+
+        return super().mean(name, weighted, *tensors, self._weights())
+
+    def histogram(self, name: str, bins: int, function: Any, *tensors: PrivateTensor) -> Tensor:
+        def kept(*rows: Tensor) -> Tensor:
+            return torch.where(rows[-1] > 0, function(*rows[:-1]), bins)
+
+        return super().histogram(name, bins, kept, *tensors, self._weights())
 
     def _weights(self) -> PrivateTensor:
         weights = torch.ones(len(self.images))
@@ -121,6 +134,7 @@ class Run:
         shown: on standard output and standard error, and warnings.
         weights: of all networks of the bundle.
         released: the noisy results of this run itself.
+        statement: `privacy.json`.
     """
 
     executed: list[Place]
@@ -130,6 +144,7 @@ class Run:
     shown: object = None
     weights: list[Tensor] = field(default_factory=list)
     released: list[list[Tensor]] = field(default_factory=list)
+    statement: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -195,6 +210,7 @@ class Stage:
                     device=CPU, resume=False, ledger=Path("ledger.jsonl"),
                 )  # fmt: skip
         assert bundle is not None
+        assert bundle.privacy is not None
         return Run(
             executed,
             saved,
@@ -203,6 +219,7 @@ class Stage:
             (shown[0].getvalue(), without_times(shown[1].getvalue()), [str(one.message) for one in warned]),
             [one for path in sorted(place.rglob("*.safetensors")) for _, one in sorted(load_file(path).items())],
             released.own,
+            bundle.privacy,
         )
 
 

@@ -355,6 +355,8 @@ class PrivateAccess:
         if checkpoint is not None:
             # before anything depends on it
             checkpoint.save({"step": 1, "result": result})
+            if self._attempt is not None:
+                self._attempt.note()
         return result
 
     def _listed(self, name: str, kind: str) -> Release:

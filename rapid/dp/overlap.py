@@ -30,7 +30,7 @@ FINEST = 1e-4
 REFUSED = 6
 """Standard deviations of the noise above which a count is refused; noise alone exceeds it once in a billion runs."""
 FOUND = 9
-"""An overlap of at least this many standard deviations is refused in 999 of 1000 runs."""
+"""An overlap of at least this many standard deviations is refused in all but 2 of 1000 runs."""
 
 
 def overlap_spec(dataset_size: int, share: float, unit: str = ONE_IMAGE) -> QuerySpec:

@@ -1,8 +1,9 @@
 """`private.physical_batch=auto`: as many draws at a time as fit in memory, measured on black images.
 
 Shapes, the network and free memory decide. No private row is read, and the sums are the same whatever the physical
-batch. If images are the units, all of that is public. If people are, it is not: images take memory, and how many people
-have is private. What is released does not depend on it; how long a step takes does, even with padded batches.
+batch. Free memory is not wholly public: private images were read before, and what large originals took may not be
+free again. If people are the units, how many images they have takes memory, too. What is released does not depend on
+it; how long a step takes does, even with padded batches.
 """
 
 from __future__ import annotations

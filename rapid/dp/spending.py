@@ -113,7 +113,7 @@ class Charge:
 
         Raises:
             PrivacyRefused: the limit of the data set would be exceeded; nothing is charged.
-            InputError: the run, or a checkpoint, belongs to another data set, or a recorded result to another run.
+            InputError: the run, or a checkpoint, belongs to another data set, or a checkpoint to another run.
             TamperedLedger: see `Ledger`.
         """
         starts = starts or {release.name: Saved(release.name, 0, "") for release in releases}
@@ -122,7 +122,7 @@ class Charge:
         with self.ledger.transaction() as transaction:
             entries = transaction.entries
             self._check_owner(entries, starts)
-            self._check_results(entries, releases, starts)
+            self._check_checkpoints(_lineage(entries, self.run, self.earlier), releases, starts)
             own = [entry for entry in entries if entry.run == self.run]
             number = 1 + max((entry.attempt for entry in own), default=0)
             limit = limit_of(entries, self.dataset)
@@ -182,6 +182,7 @@ class Charge:
 
         Steps that a crash lost are no part of the model. Those of a checkpoint that was saved, and from which a later
         attempt did not go on, may be: what was computed from them, such as checkpoints of later releases, may be there.
+        No release counts for less than was planned.
 
         Args:
             releases: of the budget, all of whose steps are taken.
@@ -192,7 +193,14 @@ class Charge:
         own = _lineage(self.ledger.entries(), self.run, self.earlier)
         spent = _releases(counted(own, self.dataset, superseded={entry.run for entry in own}))
         plan = [Spent.of(release.name, release.event()) for release in releases]
-        return [] if _within(plan, spent) or not _lost_a_checkpoint(own) else spent
+        if _within(plan, spent) or not _lost_a_checkpoint(own):
+            return []
+        taken = steps_of(spent)
+        for release, planned in zip(releases, plan, strict=True):
+            missing = max((turns - taken.get(key, 0) for key, turns in planned.steps.items()), default=0)
+            if missing > 0:
+                spent.append(Spent.of(release.name, release.event(missing * release.spec.band)))
+        return spent
 
     def settle_finished(self) -> None:
         """Settle a finished run that was killed before it could do so itself.
@@ -224,17 +232,20 @@ class Charge:
                     "private", "differs from the images of the run in --out; give those images, or a new --out"
                 )
 
-    def _check_results(
-        self, entries: Sequence[Entry], releases: Sequence[Release], starts: Mapping[str, Saved]
-    ) -> None:
-        """Refuse a recorded result of another run: what was computed from the run's own may be there, too."""
+    @staticmethod
+    def _check_checkpoints(own: Sequence[Entry], releases: Sequence[Release], starts: Mapping[str, Saved]) -> None:
+        """Refuse what another run saved: a recorded result that is not the run's own, from which later checkpoints may
+        have been computed; and more steps than its lines allowed, as they are written before the steps are taken.
+        """
         saved: dict[str, Saved] = {}
-        for entry in _lineage(entries, self.run, self.earlier):
+        for entry in own:
             # an attempt goes on from what it finds
             saved = ({} if entry.kind == "reserve" else saved) | {place.name: place for place in entry.checkpoints}
+        most = _allowed(own, {release.name: release.spec.band for release in releases})
         for release in releases:
             known, found = saved.get(release.name), starts[release.name]
-            if isinstance(release.spec, QuerySpec) and known and found.step and known.sha256 != found.sha256:
+            replaced = isinstance(release.spec, QuerySpec) and known and known.sha256 != found.sha256
+            if found.step and (replaced or found.step > most.get(release.name, 0)):
                 problem = f"holds another checkpoints/{release.name}.pt than this run saved"
                 raise InputError("out", f"{problem}; restore it, or give a new folder")
 
@@ -302,6 +313,19 @@ def _lineage(entries: Sequence[Entry], run: str, names: Collection[str]) -> list
     own = [entry for entry in entries if entry.run == run]
     first = own[0].number if own else len(entries)
     return [entry for entry in entries[:first] if entry.run in names] + own
+
+
+def _allowed(own: Sequence[Entry], bands: Mapping[str, int]) -> dict[str, int]:
+    """The step of each release up to which the lines of a run allowed it to go."""
+    most: dict[str, int] = {}
+    starts: dict[str, int] = {}
+    for entry in own:
+        if entry.kind == "reserve" and entry.attempt:
+            starts = {place.name: place.step for place in entry.checkpoints}
+            continue
+        for (name, _, _), turns in steps_of(entry.releases).items():
+            most[name] = max(most.get(name, 0), starts.get(name, 0) + turns * bands.get(name, 1))
+    return most
 
 
 def _lost_a_checkpoint(own: Sequence[Entry]) -> bool:

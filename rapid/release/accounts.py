@@ -123,7 +123,8 @@ class Recomputed:
     prv: float
     pld: float
     consistent: bool
-    """Whether the tree holds exactly the releases that the statement lists; of several trials, one of them."""
+    """Whether the tree holds exactly the releases that the statement lists, none without a step; of several trials, one
+    of them."""
     names: tuple[str, str] = ("", "")
     """Of the accountants."""
 
@@ -131,10 +132,11 @@ class Recomputed:
     def of(cls, statement: Statement) -> Recomputed:
         """Compute both."""
         tree = statement.tree
-        listed = compose(event_from_json(release.event) for release in statement.releases)
+        events = [event_from_json(release.event) for release in statement.releases]
+        listed = compose(events)
         # of a chosen model the list is that of its own trial
         possible = candidates_of(tree) if isinstance(tree, RepeatAndSelectDpEvent) else (tree,)
-        consistent = any(_rows(event) == _rows(listed) for event in possible)
+        consistent = all(map(_rows, events)) and any(_rows(event) == _rows(listed) for event in possible)
         first, name = _together([tree], statement.delta)
         names = name, LIBRARY if has_selection(tree) else pld_accountant_name()
         return cls(first, _second(statement), consistent, names)

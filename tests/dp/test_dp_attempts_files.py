@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests_attempts import BUDGET, DATA, STEPS, Run, refuse
+from tests_attempts import BUDGET, DATA, SIZE, STEPS, Run, refuse
 
 from rapid.dp import PrivateAccess
+from rapid.dp.attempts import counted, steps_of
 from rapid.dp.ledger import Limit, Saved
 from rapid.dp.spending import Charge, balance
 from rapid.dp.statement import RETAKEN_NOTE, privacy_statement
@@ -32,9 +33,7 @@ def test_a_charge_does_not_fall_when_a_checkpoint_is_removed(run: Run) -> None:
 def test_a_count_that_is_drawn_again_is_charged_again(run: Run) -> None:
     """Of a refusal that tells the count, whose record is removed each time."""
     for number in (1, 2, 3):
-        with pytest.raises(PrivacyRefused, match="overlap"), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Trainer, "load_state_dict", refuse)
-            run.go()
+        counted_only(run)
         run.checkpoint("many").unlink()
         assert run.charged() == {"many": number}
 
@@ -84,6 +83,61 @@ def test_a_count_of_another_run_is_refused(run: Run, tmp_path: Path, moves: bool
     run.go()
 
 
+def counted_only(run: Run) -> None:
+    """An attempt that ends before its training."""
+    with pytest.raises(PrivacyRefused, match="overlap"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "load_state_dict", refuse)
+        run.go()
+
+
+def test_a_training_of_another_run_is_refused(run: Run, tmp_path: Path) -> None:
+    """Also where a lost count makes the statement tell what this run took, which would be less than the model has."""
+    other = Run(tmp_path / "other")
+    other.ledger = run.ledger
+    other.go()
+    other.until(STEPS - 1)
+    counted_only(run)
+    shutil.copyfile(other.checkpoint(), run.checkpoint())
+    for gone in (False, True):
+        if gone:
+            run.checkpoint("many").unlink()
+        with pytest.raises(InputError, match=r"out: holds another checkpoints/network\.pt than this run saved"):
+            run.go()
+    # in a ledger of before, such a run may have gone on: nothing counts for less than was planned
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Charge, "_check_checkpoints", lambda *_: None)
+        run.go()
+    name = run.ledger.entries()[-1].run
+    retaken = Charge(run.ledger, DATA, name, Limit(BUDGET.epsilon, BUDGET.delta)).retaken(BUDGET.releases)
+    assert steps_of(retaken) == {("many", 5.0, 1.0): 2, ("network", 3.0, 5 / SIZE): STEPS}
+
+
+@pytest.mark.parametrize("name", ["many", "network"])
+def test_a_result_is_in_the_ledger_as_soon_as_it_is_used(run: Run, name: str) -> None:
+    """So a run that was killed, and whose result was removed, tells that it took it again."""
+    if name == "many":
+        with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Trainer, "load_state_dict", interrupt)
+            run.go()
+    else:
+        run.until(2, error=KeyboardInterrupt())
+    run.checkpoint(name).unlink()
+    run.go()
+    own = run.ledger.entries()[-1].run
+    retaken = Charge(run.ledger, DATA, own, Limit(BUDGET.epsilon, BUDGET.delta)).retaken(BUDGET.releases)
+    assert steps_of(retaken) == steps_of(
+        line for entry in counted(run.ledger.entries(), DATA) for line in entry.releases
+    )
+    assert (
+        sum(steps for (release, *_), steps in steps_of(retaken).items() if release == name)
+        > BUDGET.release(name).spec.steps
+    )
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_without_its_name_a_run_does_not_go_on(run: Run) -> None:
     """It would be another one, whose statement tells nothing of what its training states come from."""
     run.until(2)
@@ -131,12 +185,15 @@ def test_a_snapshot_of_the_whole_folder_is_charged_as_what_it_is(run: Run, tmp_p
     assert run.charged() == {"many": 1, "network": 3 + 3 * (STEPS - 3)}
 
 
-def test_a_forged_checkpoint_changes_only_how_many_steps_are_left(run: Run) -> None:
+def test_a_forged_checkpoint_is_refused_or_charged_from_its_step(run: Run) -> None:
     run.until(2)
     state = torch.load(run.checkpoint(), weights_only=True)
     torch.save(state | {"step": 5}, run.checkpoint())
+    with pytest.raises(InputError, match=r"holds another checkpoints/network\.pt than this run saved"):
+        run.go()
+    torch.save(state | {"step": 1}, run.checkpoint())
     run.go()
-    assert run.charged() == {"many": 1, "network": 2 + 1}
+    assert run.charged() == {"many": 1, "network": 2 + (STEPS - 1)}
     for step in (-3, STEPS + 1, 1.5, True):
         torch.save(state | {"step": step}, run.checkpoint())
         with pytest.raises(InputError, match="is no checkpoint of this run"):

@@ -52,7 +52,7 @@ np.savez(secret, losses=np.array(losses, np.float32), norms=np.array(norms, np.f
 sys.exit(code)
 """
 COUNTS = (1237, 811)
-PROGRESS = re.compile(r"[a-z ]+: +\d+%\|.*\| \d+/\d+ \[[\d:]+<[\d:?]+, +[\d.?]+s?/?[a-z]+(/s)?(, epsilon [\d.]+)?\]")
+PROGRESS = re.compile(r"[a-z -]+: +\d+%\|.*\| \d+/\d+ \[[\d:]+<[\d:?]+, +[\d.?]+s?/?[a-z]+(/s)?(, epsilon [\d.]+)?\]")
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +121,22 @@ def numbers_in(numbers: NDArray[np.float32], content: bytes) -> list[float]:
     return [*binary[seen].tolist(), *(short[word] for word in words & set(short)), *(long[w] for w in full & set(long))]
 
 
-@pytest.fixture(params=sorted([*METHODS, "rapid"]))
+RELEASES = (
+    "private.objective=late", "private.start=700", "private.moments.share=0.3", "private.moments.covariance=class",
+    "private.moments.warmup.steps=2", "private.tones.share=0.2", "generation.retrieval=moments", "generation.start=500",
+    "private.distillation={candidates: 40, rounds: 1, keep: 1, votes_share: 0.2, training: {steps: 2}}",
+)  # fmt: skip
+"""Each release that RAPID can have beside those of its smallest settings."""
+
+
+@pytest.fixture(params=sorted([*METHODS, "rapid", "rapid-releases"]))
 def task(request: pytest.FixtureRequest, letters: Path, tmp_path: Path) -> tuple[str, Path | None, list[str]]:
     """A method, its base, if it has one, and arguments with its smallest settings."""
     method: str = request.param
-    if method == "rapid":
+    if method.startswith("rapid"):
         own = [setting for setting in TINY if setting.startswith(("private", "generation"))]
+        own += RELEASES if method == "rapid-releases" else ()
+        method = "rapid"
         return method, request.getfixturevalue("public_bundle"), [word for one in own for word in ("--set", one)]
     tiny, base = METHODS[method], None
     if tiny["public"] is not None:

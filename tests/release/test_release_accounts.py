@@ -18,7 +18,7 @@ from rapid.data import load_images
 from rapid.data.classes import UNDECLARED_NOTE
 from rapid.data.stored import image_digests
 from rapid.dp.accounting import pld_epsilon, prv_epsilon
-from rapid.dp.events import dp_sgd_event, event_to_json, gaussian_event
+from rapid.dp.events import compose, dp_sgd_event, event_to_json, gaussian_event
 from rapid.dp.ledger import Ledger, Limit, Spent
 from rapid.dp.releases import DpSgdSpec
 from rapid.dp.selection import calibrate_selection, score_spec
@@ -109,6 +109,11 @@ def test_each_rule_finds_what_it_is_for(private: Bundle, found: Recomputed) -> N
     # an event tree that leaves out a release has a smaller epsilon
     partial = changed(private, event=events[0])
     assert outcomes(partial, Recomputed.of(Statement.of(partial)))["accounting"] == "fail"
+    # and so has one in which a release that is listed took no step
+    empty = event_to_json(compose([]))
+    nothing = [private.privacy["releases"][0], *(one | {"event": empty} for one in private.privacy["releases"][1:])]
+    less = Recomputed.of(Statement.of(changed(private, event=events[0], releases=nothing)))
+    assert outcomes(changed(private, epsilon=less.prv), less)["accounting"] == "fail"
     # of a delta for which an accountant has no number there is a report, too
     tiny = changed(private, delta=1e-16)
     assert outcomes(tiny, Recomputed.of(Statement.of(tiny)))["accounting"] == "fail"
