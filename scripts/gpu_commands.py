@@ -58,6 +58,15 @@ OTHERS = {
     ],
 }  # fmt: skip
 """The smallest settings of the other methods."""
+RELEASES = [
+    "private.start=700", "private.tones.share=0.2", "private.moments.share=0.3", "private.moments.covariance=class",
+    "private.moments.warmup.steps=3", "generation.retrieval=moments", "generation.start=500", "generation.steps=10",
+    "private.distillation={candidates: 40, rounds: 1, rounds_before: 1, keep: 1, votes_share: 0.2, guidance: 1.5, "
+    "training: {steps: 3}}",
+    "generation.probe_guidance=0.5", "generation.enough_accepted=0.33", "generation.least_accepted=0.5",
+    "generation.public_below=62",
+]  # fmt: skip
+"""Each release that RAPID can have, and what is computed from them."""
 SPEED = [
     f"{name}.training.{field}"
     for name in ("autoencoder", "denoiser", "encoder", "probe")
@@ -109,14 +118,16 @@ def build(setup: Setup) -> Outcome:
     return "a public bundle", {}
 
 
-def train(objective: str) -> Check:
-    """`train-private` with an objective, and a repeated one with --resume."""
+def train(objective: str, *overrides: str, name: str = "") -> Check:
+    """`train-private` with an objective, and a repeated one with --resume; the bundle is called as the objective, or
+    otherwise.
+    """
 
     def check(setup: Setup) -> Outcome:
-        base, out = setup.made("public"), setup.folder / f"private-{objective}"
+        base, out = setup.made("public"), setup.folder / f"private-{name or objective}"
         command = [
             "train-private", "--base", base, "--private", setup.made("digits.npz"), "--epsilon", "8", "--out", out,
-            "--device", setup.name, *settings([f"private.objective={objective}"]),
+            "--device", setup.name, *settings([f"private.objective={objective}", *overrides]),
         ]  # fmt: skip
         call(*command)
         call(*command, "--resume")
@@ -124,6 +135,18 @@ def train(objective: str) -> Check:
         return f"epsilon {statement['epsilon']}, {statement['steps']} steps", {}
 
     return check
+
+
+def automatic(setup: Setup) -> Outcome:
+    """Both stages with the preset `auto`, in a few seconds each, and images that are more varied, with soft labels."""
+    base, out = setup.folder / "auto-public", setup.folder / "private-auto"
+    minutes, here = ["--minutes", "0.2"], ["--device", setup.name]
+    call("build-kb", "--public", sample_path("letters"), "--out", base, *minutes, *here)
+    private = ["--private", setup.made("digits.npz"), "--epsilon", "50"]
+    call("train-private", "--base", base, *private, "--out", out, *minutes, *here)
+    call("generate", "--model", out, "--count", "100", "--for-training", "--out", setup.folder / "training.npz", *here)
+    statement = json.loads((out / "privacy.json").read_text())
+    return f"{len(statement['releases'])} releases, {statement['steps']} steps, 100 images", {}
 
 
 def other(method: str) -> Check:

@@ -20,14 +20,14 @@ from rapid.dp.attempts import Attempt
 from rapid.dp.budget import Budget
 from rapid.dp.execution import Execution
 from rapid.dp.mechanism import PrivateMechanism
-from rapid.dp.objective import Selected, as_objective
+from rapid.dp.objective import Objective, Selected, as_objective
 from rapid.dp.physical import measured_physical_batch
 from rapid.dp.progress import EpsilonSoFar
 from rapid.dp.queries import noisy_sum
 from rapid.dp.randomness import Randomness, randomness_for
 from rapid.dp.release_checkpoint import ReleaseCheckpoint
 from rapid.dp.releases import DpSgdSpec, Release
-from rapid.dp.rows import PrivateTensor, Rows, applied, apply, apply_scalar, row_shape, take
+from rapid.dp.rows import PrivateTensor, Rows, applied, apply, apply_scalar, check_losses, row_shape, take
 from rapid.dp.spending import Charge
 from rapid.dp.units import Units
 from rapid.errors import InputError, LostRank, PrivacyRefused, Stopped
@@ -213,11 +213,14 @@ class PrivateAccess:
         Raises:
             PrivacyRefused: the budget does not list this release.
             InputError: the checkpoint belongs to another release.
+            ValueError: the losses of an `Objective` mix examples.
             LostRank: another rank is gone; the state is saved, and a step that was begun counts.
             Stopped: a stop was requested; as for LostRank.
         """
         release, how, first = self._listed(name, "dp-sgd"), execution or Execution(), self.ranks.first
         trainer.network.eval()  # our layers behave the same in both modes; this makes sure
+        if isinstance(losses, Objective):
+            check_losses(losses, data)
         checkpoint = ReleaseCheckpoint(self._folder, release, how.checkpoint_seconds, self._attempt) if first else None
         trainer.load_state_dict(
             self.ranks.broadcast_state((checkpoint.load() if checkpoint else None) or trainer.state_dict())

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rapid import mapped
+from rapid.dp.objective import Objective
 from rapid.errors import PrivacyRefused
 from rapid.precision import exact_float32
 from rapid.progress import Progress
@@ -18,6 +19,10 @@ Rows = Callable[..., Tensor]
 BATCH = 500
 SAME = 1e-3
 """Tolerance between a row computed alone and the same row in a batch, relative to the largest number."""
+
+
+COMPARED = 3
+"""Random rows of a batch on which losses are checked."""
 
 
 class PrivateTensor:
@@ -112,11 +117,39 @@ def _computed(function: Rows, rows: Sequence[Tensor]) -> Tensor:
     return function(*rows)
 
 
-def _check_rows(function: Rows, rows: Sequence[Tensor], result: Tensor) -> None:
+def check_losses(objective: Objective, tensors: Sequence[PrivateTensor]) -> None:
+    """Check on random rows, which are public, that each loss is that of its row alone.
+
+    Layers without parameters can mix examples, too, and the book-keeper does not see them.
+
+    Args:
+        objective: the losses.
+        tensors: only shapes and dtypes are used.
+
+    Raises:
+        ValueError: the losses mix examples.
+    """
+    prepared = objective.prepare(*_random(tensors, COMPARED))
+    _check_rows(objective.compute, prepared, _computed(objective.compute, prepared), "objective")
+
+
+def _random(tensors: Sequence[PrivateTensor], count: int) -> list[Tensor]:
+    """Rows for each tensor, (count, ...): random numbers, and zeros where they are labels or positions."""
+    generator = torch.Generator().manual_seed(0)
+    rows = black(tensors, count)
+    for one in rows:
+        if one.is_floating_point():
+            one.copy_(torch.randn(one.shape, generator=generator))
+        elif one.dtype == torch.uint8:
+            one.copy_(torch.randint(0, 256, one.shape, generator=generator))
+    return rows
+
+
+def _check_rows(function: Rows, rows: Sequence[Tensor], result: Tensor, name: str = "function") -> None:
     """Check that the function gives the same result for the first row alone as in the batch."""
     alone = _computed(function, [part[:1] for part in rows])
     if result.ndim == 0 or len(result) != len(rows[0]) or alone.shape != (1, *result.shape[1:]):
-        raise ValueError("the function must return one row per example")
+        raise ValueError(f"the {name} must return one row per example")
     together = result[:1]
     if alone.is_floating_point():
         tolerance = SAME * max(1.0, float(together.abs().max())) if together.numel() else SAME
@@ -124,4 +157,4 @@ def _check_rows(function: Rows, rows: Sequence[Tensor], result: Tensor) -> None:
     else:
         same = torch.equal(alone, together)
     if not same:
-        raise ValueError("the function mixes examples: a row alone differs from the same row in a batch")
+        raise ValueError(f"the {name} mixes examples: a row alone differs from the same row in a batch")

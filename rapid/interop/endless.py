@@ -107,6 +107,7 @@ class EndlessImages(IterableDataset[tuple[Tensor, int | Tensor]]):
     def __iter__(self) -> Iterator[tuple[Tensor, int | Tensor]]:
         worker = get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        trajectories = self.generator.trajectories()
         for number in itertools.count(first, step):
             samples = generate(
                 self.generator,
@@ -114,6 +115,7 @@ class EndlessImages(IterableDataset[tuple[Tensor, int | Tensor]]):
                 self._labels_of(number),
                 self._seed_of(number),
                 soft_labels=self._soft_labels,
+                trajectories=trajectories,
             )
             labels: Sequence[int | Tensor] = [-1] * self._batch_size
             if samples.soft_labels is not None:

@@ -26,7 +26,7 @@ from rapid.errors import InputError
 from rapid.methods import generator_of
 from rapid.runtime import choose_device
 from rapid.sampling.generate import generate, resolve_labels
-from rapid.sampling.generator import Generator
+from rapid.sampling.generator import Generator, Trajectories
 from rapid.sampling.streams import MAX_SEED
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -62,6 +62,7 @@ class RapidPipeline(DiffusionPipeline):  # type: ignore[misc]
         self.register_modules(model=model)
         self._overrides: tuple[str, ...] = ()
         self._device = torch.device("cpu")
+        self._spare: list[Trajectories] = []
 
     @classmethod
     def from_pretrained(
@@ -149,7 +150,11 @@ class RapidPipeline(DiffusionPipeline):  # type: ignore[misc]
             def advance(done: int, _: int) -> None:
                 bar.update(done - bar.n)
 
-            samples = generate(self.model, count, chosen, seed, advance, num_inference_steps)
+            # a call in another thread makes others
+            spare = self._spare
+            trajectories = spare.pop() if spare else self.model.trajectories()
+            samples = generate(self.model, count, chosen, seed, advance, num_inference_steps, trajectories=trajectories)
+            spare.append(trajectories)
         images: list[Image.Image] | NDArray[np.float32]
         if output_type == "pil":
             images = [Image.fromarray(image) for image in samples.images]
@@ -175,7 +180,7 @@ class RapidPipeline(DiffusionPipeline):  # type: ignore[misc]
         place = self._device if same else choose_device(str(device))
         if place != self._device:
             self.register_modules(model=generator_of(self.model.bundle, place, self._overrides))
-            self._device = place
+            self._device, self._spare = place, []
         return self
 
     def save_pretrained(self, save_directory: str | PathLike[str]) -> None:

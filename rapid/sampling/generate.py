@@ -56,6 +56,7 @@ def generate(
     steps: int | None = None,
     *,
     soft_labels: bool = False,
+    trajectories: Trajectories | None = None,
 ) -> Samples:
     """Make `count` images, `generator.batch_size` candidates at a time.
 
@@ -69,12 +70,16 @@ def generate(
         progress: called with (images done, count) after each batch.
         steps: sampling steps, 1..generator.max_steps; None takes the generator's.
         soft_labels: keep the probabilities by the probe.
+        trajectories: of the generator, for one call at a time. On a GPU, later calls with the same ones replay what was
+            recorded. None makes new ones.
 
     Raises:
         InputError: an argument is out of range; see `make_request`. Or there is no probe for soft labels; the field is
             "soft_labels".
     """
-    samples = generate_together(generator, Ranks(), count, labels, seed, progress, steps, soft_labels=soft_labels)
+    samples = generate_together(
+        generator, Ranks(), count, labels, seed, progress, steps, soft_labels=soft_labels, trajectories=trajectories
+    )
     assert samples is not None
     return samples
 
@@ -89,6 +94,7 @@ def generate_together(
     steps: int | None = None,
     *,
     soft_labels: bool = False,
+    trajectories: Trajectories | None = None,
 ) -> Samples | None:
     """As `generate`, by several ranks, which make one batch each at a time: the very batches that one rank makes.
 
@@ -104,6 +110,7 @@ def generate_together(
         progress: called with (images done, count) after each batch, on the first rank.
         steps: sampling steps, 1..generator.max_steps; None takes the generator's.
         soft_labels: keep the probabilities by the probe.
+        trajectories: as in `generate`, of this rank.
 
     Returns:
         The images on the first rank, None on all others.
@@ -121,7 +128,7 @@ def generate_together(
         return make_request(generator, count, labels, seed, steps)
 
     request = ranks.all_or_none(checked)
-    trajectories = generator.trajectories()
+    trajectories = generator.trajectories() if trajectories is None else trajectories
     if request is None:
         while turn := ranks.broadcast(NO_BATCHES):
             ranks.gather(_make(generator, trajectories, turn[ranks.rank]) if ranks.rank < len(turn) else None)
@@ -262,11 +269,15 @@ def _make(generator: Sampler, trajectories: Trajectories, batch: _Batch) -> Made
     rows = trajectories.begin(batch.seed, batch.numbers, batch.labels, batch.steps)
     number_of = dict(zip(rows.tolist(), batch.numbers.tolist(), strict=True))
     made: list[Made] = []
-    while number_of:
-        finished = trajectories.advance(np.fromiter(number_of, np.int64))
-        if len(finished.rows):
-            numbers = np.array([number_of.pop(row) for row in finished.rows.tolist()])
-            made.append((numbers, *generator.finish(finished.latents)))
+    try:
+        while number_of:
+            finished = trajectories.advance(np.fromiter(number_of, np.int64))
+            if len(finished.rows):
+                numbers = np.array([number_of.pop(row) for row in finished.rows.tolist()])
+                made.append((numbers, *generator.finish(finished.latents)))
+    finally:
+        # of a call that is stopped
+        trajectories.drop(np.fromiter(number_of, np.int64))
     labelled = [probabilities for *_, probabilities in made if probabilities is not None]
     numbers, images = (np.concatenate([one[place] for one in made]) for place in (0, 1))
     return numbers, images, np.concatenate(labelled) if labelled else None

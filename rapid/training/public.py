@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import nn
 
 from rapid.config.sections import Training
 from rapid.errors import InputError
+from rapid.precision import exact_float32
 from rapid.ranks import Ranks
 from rapid.training.checkpoint import Checkpoint
 from rapid.training.gradient_sum import GradientSum
@@ -43,7 +46,8 @@ def train(
         checkpoint: training continues from its state if there is one; that of the first rank counts.
         optimizer: of those parameters; default: Adam.
         rho: radius of sharpness-aware minimisation (see `rapid.training.sam`); 0: without it.
-        exact: float32 whatever `settings.precision` says, for losses that bfloat16 would blur.
+        exact: float32 whatever `settings.precision` says, with all of its digits, for losses that shorter products
+            would blur.
         ranks: the processes that share each batch, if the loss is made for it; without them, each process trains alone.
 
     Raises:
@@ -76,5 +80,6 @@ def train(
 
     network.train()
     own = checkpoint if ranks.first else None
-    trainer.run(settings.steps, backward, title=title, checkpoint=own, check=add_up.check_stop)
+    with exact_float32() if exact else nullcontext():
+        trainer.run(settings.steps, backward, title=title, checkpoint=own, check=add_up.check_stop)
     network.eval()

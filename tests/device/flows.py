@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from rapid.config.sections import MethodSettings
 from rapid.data.private import PrivateImages
 from rapid.errors import Stopped
 from rapid.evaluate import Request, report
+from rapid.interop.endless import EndlessImages
 from rapid.methods import find_method, generator_of
 from rapid.sampling.generate import generate
 from rapid.stages.private import train_private_bundle
@@ -97,6 +99,16 @@ def sample(device: torch.device, path: Path, overrides: Sequence[str], count: in
 def sample_many(device: torch.device, path: Path, cases: Sequence[Sequence[str]], count: int) -> list[NDArray[Any]]:
     """`sample` with several overrides."""
     return [sample(device, path, overrides, count) for overrides in cases]
+
+
+def endless(device: torch.device, path: Path, batches: int) -> NDArray[Any]:
+    """`EndlessImages`, so many batches."""
+    dataset = EndlessImages(path, seed=5, batch_size=4, overrides=["generation.attempts=1"])
+    with pytest.MonkeyPatch.context() as patch:
+        # the pretend device has no name that users may give
+        patch.setattr("rapid.runtime.choose_device", lambda _: device)
+        images = torch.stack([image for image, _ in itertools.islice(dataset, 4 * batches)])
+    return ((images + 1) * 127.5).round().byte().numpy()
 
 
 def serve(device: torch.device, path: Path, counts: Sequence[int]) -> tuple[list[NDArray[Any]], NDArray[Any]]:

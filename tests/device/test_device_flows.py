@@ -148,6 +148,26 @@ def recorded_without_waits(*arguments: Any) -> Any:
     return found
 
 
+@pytest.mark.parametrize("objective", ["late", "ldm"])
+def test_what_is_recorded_of_other_releases_does_not_wait_either(
+    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: RapidSettings, objective: str
+) -> None:
+    """Moments, distillation with guidance, votes, tones, and images that the probe guides."""
+    overrides = [f"private.objective={objective}", "private.steps=6", *OBJECTIVES[objective]]
+    settings = changed(tiny_settings, overrides)
+    found = recorded_without_waits(flows.train, public_bundle, digits, tmp_path / "private", settings)
+    assert_same_images(found, flows.sample(CPU, tmp_path / "private", [], len(found)))
+
+
+def test_batches_of_endless_images_replay_what_the_first_ones_recorded(private_bundle: Path) -> None:
+    few, captured, waits = on_device(recorded.run, flows.endless, private_bundle, 3)
+    more, as_many, _ = on_device(recorded.run, flows.endless, private_bundle, 6)
+    assert captured == as_many > 0
+    assert waits == []
+    assert_same_images(more, flows.endless(CPU, private_bundle, 6))
+    assert_same_images(more[: len(few)], few)
+
+
 @pytest.mark.parametrize("method", ["rapid", *sorted(TINY)])
 def test_what_is_recorded_does_not_wait_for_the_host(
     tmp_path: Path, letters: Path, digits: Path, tiny_settings: RapidSettings, method: str

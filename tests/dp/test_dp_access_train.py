@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rapid.config.sections import DpSgdSettings
 from rapid.data import ImageSet
 from rapid.dp import Budget, DpSgdSpec, Execution, PrivateAccess, PublicFacts, Release
+from rapid.dp.objective import Objective
 from rapid.errors import InputError, LostRank, Stopped
 from rapid.stopping import request_stop, stop_on_signal
 from rapid.training import RunFolder, Trainer
@@ -308,3 +309,48 @@ def test_public_gradients_can_be_added_before_the_optimiser_reads_them(tmp_path:
     assert len(seen) == STEPS
     assert min(seen) > 0
     assert torch.equal(weights(network), before)
+
+
+class Centred(nn.Module):
+    """The rows without their mean."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+class Rolled(nn.Module):
+    """Each row in the place of the next."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.roll(1, 0)
+
+
+class CrossEntropy(Objective):
+    """Of a network, by the labels."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = network
+
+    def prepare(self, *rows: Tensor) -> Sequence[Tensor]:
+        return rows[0].float() / 255, rows[1]
+
+    def compute(self, *prepared: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self._network(prepared[0]), prepared[1], reduction="none")
+
+
+@pytest.mark.parametrize("layer", [None, Centred(), Rolled(), nn.Softmax(0), nn.Dropout(0.5)])
+def test_losses_that_mix_examples_are_refused(tmp_path: Path, layer: nn.Module | None) -> None:
+    """Also where the layer that mixes them has no parameters. Without training there is no dropout."""
+    network = network_of()
+    if layer is not None:
+        network.insert(2, layer)
+    access = access_to(tmp_path)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    trainer = Trainer(network, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0))
+    before = weights(network)
+    if layer is None or isinstance(layer, nn.Dropout):
+        access.train("network", trainer, CrossEntropy(network), [access.images, access.labels], execution=EVERY_STEP)
+        return
+    with pytest.raises(ValueError, match="the objective mixes examples: a row alone"):
+        access.train("network", trainer, CrossEntropy(network), [access.images, access.labels], execution=EVERY_STEP)
+    assert torch.equal(before, weights(network))

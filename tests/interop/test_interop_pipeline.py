@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,13 @@ def test_numbers_and_labels(pipe: RapidPipeline) -> None:
     assert pipe(labels=[3, 3]).labels == ["3", "3"]
     few, many = (pipe(1, seed=1, num_inference_steps=steps) for steps in (5, 50))
     assert not same(few.images[0], np.asarray(many.images[0]))
+
+
+def test_calls_in_several_threads(pipe: RapidPipeline) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda seed: pipe(3, seed=seed).images, [1, 2, 1, 2, 1]))
+    for images, again in zip(found, found[2:], strict=False):
+        assert all(same(one, np.asarray(other)) for one, other in zip(images, again, strict=True))
 
 
 def test_a_generator_of_torch_gives_the_seed(pipe: RapidPipeline) -> None:

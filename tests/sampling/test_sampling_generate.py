@@ -110,6 +110,30 @@ class Mixing(Closed):
         return images
 
 
+class Failing(Closed):
+    """Fails when images are made for the third time."""
+
+    finished = 0
+
+    def finish(self, latents: Tensor) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None]:
+        self.finished += 1
+        if self.finished == 3:
+            raise KeyboardInterrupt
+        return super().finish(latents)
+
+
+def test_the_same_trajectories_serve_several_calls_also_after_one_that_was_stopped() -> None:
+    generator = Failing()
+    kept = generator.trajectories()
+    with pytest.raises(KeyboardInterrupt):
+        generate(generator, 20, seed=5, trajectories=kept)
+    assert not kept.rows
+    expected = generate(Closed(), 20, seed=5)
+    for _ in range(2):
+        np.testing.assert_array_equal(generate(generator, 20, seed=5, trajectories=kept).images, expected.images)
+    assert generator.made == [kept]
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     ranks=st.integers(2, 4),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
@@ -170,9 +172,20 @@ def seconds_per_gradient(settings: RapidSettings, device: torch.device, count: i
     Args:
         settings: of the public bundle.
         device: where to compute.
-        count: examples of a measured step; by default enough to keep the device busy.
+        count: examples of a measured step, or half as many, again and again, until they fit into memory; by default
+            enough to keep the device busy.
     """
-    classes, count = 1, count or COUNT[device.type]
+    count = count or COUNT[device.type]
+    while count > 1:
+        with suppress(torch.OutOfMemoryError):
+            return _seconds_of(settings, device, count)
+        count //= 2
+    return _seconds_of(settings, device, count)
+
+
+def _seconds_of(settings: RapidSettings, device: torch.device, count: int) -> float:
+    """See `seconds_per_gradient`; of just so many."""
+    classes = 1
     network = build_denoiser(settings, classes).to(device).eval()
     keeper = BookKeeper(network)
     x = torch.randn(count, *settings.latent_shape, device=device)

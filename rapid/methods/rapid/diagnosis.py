@@ -24,6 +24,7 @@ from rapid.methods.rapid.networks import one_step_query
 from rapid.methods.rapid.retrieval import Recall, RetrievalAccuracy
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
+from rapid.precision import exact_float32
 from rapid.probe.features import probe_features
 from rapid.probe.network import Probe
 
@@ -116,6 +117,7 @@ def autoencoder_frechet(autoencoder: Autoencoder, probe: Probe, images: Images, 
 
 
 @torch.no_grad()
+@exact_float32()
 def encoder_loss(
     settings: RapidSettings,
     models: tuple[Autoencoder, Denoiser, TrajectoryEncoder],

@@ -98,10 +98,14 @@ def _trained(
 
     def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
         count = own.training.batch_size
-        picked = torch.multinomial(shares, count, replacement=True, generator=generator).to(device)
-        t = torch.randint(1, schedule.timesteps + 1, (count,), generator=generator).to(device)
-        eps = torch.randn(count, *latents.shape[1:], generator=generator).to(device)
-        dropped = torch.rand(count, generator=generator).to(device) < own.label_dropout
+        drawn = (
+            torch.multinomial(shares, count, replacement=True, generator=generator),
+            torch.randint(1, schedule.timesteps + 1, (count,), generator=generator),
+            torch.randn(count, *latents.shape[1:], generator=generator),
+            torch.rand(count, generator=generator) < own.label_dropout,
+        )
+        # a copy waits for the step before
+        picked, t, eps, dropped = (part.to(device) for part in drawn)
         y = torch.where(dropped, denoiser.num_classes, targets[picked])
         return latents[picked], y, t, eps
 

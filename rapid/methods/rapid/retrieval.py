@@ -15,6 +15,7 @@ from rapid.data.subset import Images
 from rapid.diffusion import Schedule
 from rapid.methods.rapid.knowledge_base import Models
 from rapid.methods.rapid.networks import one_step_query
+from rapid.precision import exact_float32
 from rapid.progress import Progress
 from rapid.stopping import check_stop
 
@@ -113,6 +114,9 @@ def _queries(
     chosen = torch.randperm(len(images), generator=generator)[:count].numpy()
     for rows in np.split(chosen, range(BATCH, len(chosen), BATCH)):
         check_stop()
-        latents = autoencoder.encode(to_unit_range(images[rows], device))
-        eps = torch.randn(latents.shape, generator=generator).to(device)
-        yield rows, encoder(one_step_query(denoiser, schedule, latents, eps, k)).float().cpu().numpy()
+        # as they are made to build and to search the knowledge base
+        with exact_float32():
+            latents = autoencoder.encode(to_unit_range(images[rows], device))
+            eps = torch.randn(latents.shape, generator=generator).to(device)
+            queries = encoder(one_step_query(denoiser, schedule, latents, eps, k)).float().cpu().numpy()
+        yield rows, queries

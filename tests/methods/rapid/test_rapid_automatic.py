@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from rapid.diffusion.solvers import late_grid
 from rapid.dp.access import PublicFacts
 from rapid.dp.calibration import solve_noise_multiplier
 from rapid.dp.events import dp_sgd_event
+from rapid.dp.gradients import BookKeeper
 from rapid.errors import InputError
 from rapid.methods import apply_overrides
 from rapid.methods.base import Choice, Resources, Tree
@@ -293,3 +295,19 @@ def test_the_time_of_a_gradient_is_measured() -> None:
     settings = apply_overrides({"method": "rapid"}, ["denoiser.channels=16", "denoiser.heads=2"])
     assert isinstance(settings, RapidSettings)
     assert 0 < seconds_per_gradient(settings, CPU, 8) < 10
+
+
+def test_as_many_gradients_are_measured_as_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, clipped_sum = [], BookKeeper.clipped_sum
+
+    def limited(self: BookKeeper, losses: Any, count: int, *arguments: Any) -> Any:
+        sizes.append(count)
+        if count > 5:
+            raise torch.OutOfMemoryError
+        return clipped_sum(self, losses, count, *arguments)
+
+    monkeypatch.setattr(BookKeeper, "clipped_sum", limited)
+    settings = apply_overrides({"method": "rapid"}, ["denoiser.channels=16", "denoiser.heads=2"])
+    assert isinstance(settings, RapidSettings)
+    assert 0 < seconds_per_gradient(settings, CPU, 16) < 10
+    assert list(dict.fromkeys(sizes)) == [16, 8, 4]
