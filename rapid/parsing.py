@@ -27,7 +27,7 @@ _KINDS = {
     "finite_number": "a finite number",
     "float": "a number",
     "int": "a whole number",
-    "list": "a list, such as [1, 2]",
+    "list": "a list, such as [a, b]",
     "model": "a section, such as {name: value}",
     "string": "text",
     "tuple": "a list, such as [1, 2]",
@@ -35,6 +35,8 @@ _KINDS = {
 """What a value is to be, by the beginning of the kind of error that pydantic reports."""
 _BOUNDS = {"greater_than": "more than", "greater_than_equal": "at least", "less_than": "less than"}
 _BOUNDS |= {"less_than_equal": "at most"}
+_LENGTHS = {"too_short": "at least", "too_long": "at most"}
+_LENGTHS |= {f"string_{name}": words for name, words in _LENGTHS.items()}
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
@@ -117,6 +119,11 @@ def problem_of(error: ErrorDetails, verb: str = "must") -> str:
     if kind in _BOUNDS:
         (bound,) = context.values()
         return f"{verb} be {_BOUNDS[kind]} {str(bound).removesuffix('.0')}"
+    if kind in _LENGTHS:
+        name = next(name for name in ("min_length", "max_length") if name in context)
+        entries = "character" if kind.startswith("string") else "entry"
+        many = "characters" if kind.startswith("string") else "entries"
+        return f"{verb} have {_LENGTHS[kind]} {context[name]} {entries if context[name] == 1 else many}"
     for beginning, words in _KINDS.items():
         if kind == beginning or kind.removeprefix(beginning) in ("_type", "_parsing", "_from_float", "_parsing_size"):
             return f"{verb} be {words}"

@@ -37,12 +37,16 @@ def describe(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def provenance(bundle: Bundle) -> dict[str, str]:
+def provenance(bundle: Bundle, name: str = "") -> dict[str, str]:
     """Metadata for every image: that it is synthetic, which model made it, and its privacy guarantee.
 
     If the public images of the model were themselves made by private models, these are named, too.
+
+    Args:
+        bundle: of the model.
+        name: of the model; default: that of its folder.
     """
-    content: dict[str, Any] = {"synthetic": True, "model": bundle.name, "sha256": bundle.digest}
+    content: dict[str, Any] = {"synthetic": True, "model": name or bundle.name, "sha256": bundle.digest}
     if bundle.privacy is not None:
         content |= {name: bundle.privacy[name] for name in GUARANTEE if name in bundle.privacy}
     if bundle.origins:

@@ -17,10 +17,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 from rapid.bundle import Bundle
 from rapid.data import to_unit_range
 from rapid.errors import InputError
-from rapid.methods import open_generator, settings_for_training
-from rapid.sampling.generate import generate, resolve_labels
+from rapid.methods import check_generation, open_generator, settings_for_training
+from rapid.runtime import choose_device
+from rapid.sampling.generate import check_seed, check_whole, generate, resolve_labels
 from rapid.sampling.generator import Generator
-from rapid.sampling.streams import MAX_SEED
 
 
 class EndlessImages(IterableDataset[tuple[Tensor, int | Tensor]]):
@@ -37,8 +37,8 @@ class EndlessImages(IterableDataset[tuple[Tensor, int | Tensor]]):
 
     Args:
         model: a bundle.
-        labels: classes to cycle through, by name or number; None: all classes. A class may stand there several times,
-            to be drawn more often.
+        labels: class or classes to cycle through, by name or number; None: all classes. A class may stand there several
+            times, to be drawn more often.
         seed: 0..2^63 - 1; None draws one.
         batch_size: images made at a time.
         device: auto, cpu or cuda.
@@ -60,7 +60,7 @@ class EndlessImages(IterableDataset[tuple[Tensor, int | Tensor]]):
     def __init__(
         self,
         model: str | Path,
-        labels: Sequence[int | str] | None = None,
+        labels: int | str | Sequence[int | str] | None = None,
         seed: int | None = None,
         batch_size: int = 64,
         device: str = "auto",
@@ -69,14 +69,20 @@ class EndlessImages(IterableDataset[tuple[Tensor, int | Tensor]]):
         soft_labels: bool = False,
         for_training: bool = False,
     ) -> None:
+        check_whole("batch_size", batch_size)
         if batch_size < 1:
             raise InputError("batch_size", "must be at least 1", batch_size)
-        if seed is not None and not 0 <= seed <= MAX_SEED:
-            raise InputError("seed", f"must lie in 0..{MAX_SEED}", seed)
+        if seed is not None:
+            check_whole("seed", seed)
+            check_seed(seed)
+        overrides = [overrides] if isinstance(overrides, str) else list(overrides)
         bundle = Bundle.open(Path(model), "model")
-        if for_training:
-            # not first where a worker opens the model
-            settings_for_training(bundle)
+        # not first where a worker opens the model
+        choose_device(device)
+        check_generation(bundle, overrides)
+        for field, asked in (("for_training", for_training), ("soft_labels", soft_labels)):
+            if asked:
+                settings_for_training(bundle, field)
         self.classes, self.image_shape = bundle.classes, bundle.image_shape
         self.seed = secrets.randbits(53) if seed is None else seed
         self.epoch = 0
@@ -84,6 +90,7 @@ class EndlessImages(IterableDataset[tuple[Tensor, int | Tensor]]):
         self._batch_size, self._for_training = batch_size, for_training
         self._soft_labels = soft_labels or for_training
         self._opened: tuple[int, Generator] | None = None
+        labels = [labels] if isinstance(labels, int | str | np.integer) else labels
         self._cycle = None if labels is None else resolve_labels(self.classes, labels)
         if self._cycle == []:
             raise InputError("labels", "names no classes; leave it out for all classes")
@@ -101,7 +108,13 @@ class EndlessImages(IterableDataset[tuple[Tensor, int | Tensor]]):
 
         Args:
             epoch: at least 0. Call it before the loader's iterator is made, and without persistent workers.
+
+        Raises:
+            InputError: it is negative, or no whole number.
         """
+        check_whole("epoch", epoch)
+        if epoch < 0:
+            raise InputError("epoch", "must be at least 0", epoch)
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[tuple[Tensor, int | Tensor]]:

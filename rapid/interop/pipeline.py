@@ -20,17 +20,20 @@ from diffusers import DiffusionPipeline, ImagePipelineOutput
 from huggingface_hub import snapshot_download
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from rapid.bundle import Bundle
 from rapid.errors import InputError
 from rapid.methods import generator_of
 from rapid.runtime import choose_device
-from rapid.sampling.generate import generate, resolve_labels
+from rapid.sampling.generate import check_whole, generate, resolve_labels
 from rapid.sampling.generator import Generator, Trajectories
 from rapid.sampling.streams import MAX_SEED
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """What the name of a repository looks like."""
+NAMES = {"count": "num_images", "steps": "num_inference_steps"}
+"""Arguments that diffusers calls otherwise."""
 
 
 @dataclass
@@ -107,6 +110,7 @@ class RapidPipeline(DiffusionPipeline):  # type: ignore[misc]
                 raise InputError("model", problem, path) from error
             path = Path(folder)
         place = choose_device(device)
+        overrides = [overrides] if isinstance(overrides, str) else overrides
         pipeline = cls(generator_of(Bundle.open(path, "model"), place, overrides))
         pipeline._overrides, pipeline._device = tuple(overrides), place
         pipeline.register_to_config(_name_or_path=str(pretrained_model_name_or_path))
@@ -116,7 +120,7 @@ class RapidPipeline(DiffusionPipeline):  # type: ignore[misc]
     def __call__(
         self,
         num_images: int | None = None,
-        labels: str | int | Sequence[str | int] | None = None,
+        labels: str | int | Sequence[str | int] | Tensor | NDArray[np.int64] | None = None,
         *,
         seed: int | None = None,
         generator: torch.Generator | None = None,
@@ -142,6 +146,11 @@ class RapidPipeline(DiffusionPipeline):  # type: ignore[misc]
             raise InputError("output_type", "choose pil or np", output_type)
         if seed is not None and generator is not None:
             raise InputError("generator", "the seed is drawn from it; give seed or generator")
+        if isinstance(generator, list | tuple):
+            raise InputError("generator", "all images of a call come from one seed; give one generator")
+        for field, value in (("num_images", num_images), ("seed", seed), ("num_inference_steps", num_inference_steps)):
+            if value is not None:
+                check_whole(field, value)
         if generator is not None:
             seed = int(torch.randint(0, MAX_SEED, (), generator=generator, device=generator.device))
         count, chosen = self._wanted(num_images, labels)
@@ -153,7 +162,12 @@ class RapidPipeline(DiffusionPipeline):  # type: ignore[misc]
             # a call in another thread makes others
             spare = self._spare
             trajectories = spare.pop() if spare else self.model.trajectories()
-            samples = generate(self.model, count, chosen, seed, advance, num_inference_steps, trajectories=trajectories)
+            try:
+                samples = generate(
+                    self.model, count, chosen, seed, advance, num_inference_steps, trajectories=trajectories
+                )
+            except InputError as error:
+                raise InputError(NAMES.get(error.field, error.field), error.problem, error.value) from None
             spare.append(trajectories)
         images: list[Image.Image] | NDArray[np.float32]
         if output_type == "pil":
@@ -199,14 +213,19 @@ class RapidPipeline(DiffusionPipeline):  # type: ignore[misc]
         """
         raise NotImplementedError("use save_pretrained(FOLDER), and upload the folder: hf upload USER/NAME FOLDER")
 
-    def _wanted(
-        self, count: int | None, labels: str | int | Sequence[str | int] | None
-    ) -> tuple[int, list[int] | None]:
+    def _wanted(self, count: int | None, labels: object) -> tuple[int, list[int] | None]:
         """The number of images, and the class index of each; None for all classes in turn."""
         if labels is None:
             return 1 if count is None else count, None
+        if isinstance(labels, Tensor | np.ndarray):
+            labels = labels.tolist()
         if isinstance(labels, str | int | np.integer):
             count = 1 if count is None else count
-            return count, resolve_labels(self.model.classes, [labels]) * count
+            one = labels if isinstance(labels, str) else int(labels)
+            return count, resolve_labels(self.model.classes, [one]) * count
+        if not isinstance(labels, Sequence):
+            raise InputError("labels", "must be a class, or a list of classes", labels)
+        if not labels:
+            raise InputError("labels", "names no classes; leave it out for all classes")
         chosen = resolve_labels(self.model.classes, labels)
         return len(chosen) if count is None else count, chosen

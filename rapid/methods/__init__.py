@@ -33,13 +33,26 @@ def find_method(name: str) -> Method[Any]:
     """The method of this name.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or its package cannot be loaded.
     """
     if name in (own := _own()):
         return _method(importlib.import_module(f"{__name__}.{own[name]}").METHOD)
     if name in (installed := _installed()):
-        return _method(installed[name].load())
+        return _loaded(installed[name])
     raise InputError("method", f"is unknown; choose one of {', '.join(method_names())}", name)
+
+
+def method_of(bundle: Bundle) -> Method[Any]:
+    """The method that made a bundle.
+
+    Raises:
+        InputError: its package is not installed, or cannot be loaded.
+    """
+    name = bundle.config.method
+    if name not in method_names():
+        problem = f"was made by the method {name}, which is not installed; install its package"
+        raise InputError("model", problem, bundle.path)
+    return find_method(name)
 
 
 def settings_class(name: str) -> type[MethodSettings]:
@@ -98,28 +111,43 @@ def open_generator(
     return generator_of(bundle, choose_device(device), overrides)
 
 
-def settings_for_training(bundle: Bundle) -> Sequence[str]:
+def settings_for_training(bundle: Bundle, field: str = "for_training") -> Sequence[str]:
     """The generation settings of a bundle for images that are only to train classifiers on.
+
+    Args:
+        bundle: of any method.
+        field: the argument that asks for soft labels; for the message.
 
     Raises:
         InputError: it has no probe that tells soft labels.
     """
-    method = find_method(bundle.config.method)
+    method = method_of(bundle)
     settings = method.for_training(bundle) if isinstance(method, Teaching) else None
     if settings is None:
-        raise InputError("for_training", "the model has no probe that tells soft labels; leave it out", bundle.path)
+        raise InputError(field, "the model has no probe that tells soft labels; leave it out", bundle.path)
     return settings
 
 
 def generator_of(bundle: Bundle, device: torch.device, overrides: Sequence[str] = ()) -> Generator:
     """The generator of an opened bundle; see `open_generator`."""
-    method = find_method(bundle.config.method)
-    settings = generation_settings(bundle.settings_as(method.settings), overrides)
-    generator = method.generator(bundle, device, settings.generation)
+    settings = check_generation(bundle, overrides)
+    generator = method_of(bundle).generator(bundle, device, settings.generation)
     if generator is None:
-        hint = "; use rapid predict" if isinstance(method, Classifying) else ""
-        raise InputError("model", f"was made by {method.name}, which makes no images{hint}", bundle.path)
+        raise InputError("model", f"was made by {bundle.config.method}, which makes no images", bundle.path)
     return generator
+
+
+def check_generation(bundle: Bundle, overrides: Sequence[str] = ()) -> MethodSettings:
+    """The settings with which a bundle makes images, without opening its networks.
+
+    Raises:
+        InputError: it makes no images, or an unknown or invalid setting.
+    """
+    method = method_of(bundle)
+    settings: MethodSettings = generation_settings(bundle.settings_as(method.settings), overrides)
+    if isinstance(method, Classifying):
+        raise InputError("model", f"was made by {method.name}, which makes no images; use rapid predict", bundle.path)
+    return settings
 
 
 def open_classifier(path: Path, device: str = "auto") -> Classifier:
@@ -136,7 +164,7 @@ def open_classifier(path: Path, device: str = "auto") -> Classifier:
     from rapid.runtime import choose_device
 
     bundle, place = Bundle.open(path, "model"), choose_device(device)
-    method: object = find_method(bundle.config.method)
+    method: object = method_of(bundle)
     if isinstance(method, Classifying):
         return method.classifier(bundle, place)
     if isinstance(method, Probed) and (probe := method.probe(bundle, place)) is not None:
@@ -158,7 +186,7 @@ def open_model(path: Path, device: str = "auto") -> Generator | Classifier:
     from rapid.runtime import choose_device
 
     bundle, place = Bundle.open(path, "model"), choose_device(device)
-    method: object = find_method(bundle.config.method)
+    method: object = method_of(bundle)
     return method.classifier(bundle, place) if isinstance(method, Classifying) else generator_of(bundle, place)
 
 
@@ -169,6 +197,22 @@ def _own() -> dict[str, str]:
 
 def _installed() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def _loaded(entry: EntryPoint) -> Method[Any]:
+    """The method of an installed package."""
+    package = entry.dist.name if entry.dist else entry.value
+    try:
+        found = entry.load()
+    except Exception as error:
+        problem = f"the package {package} cannot be loaded ({type(error).__name__}: {error}); mend or remove it"
+        raise InputError("method", problem, entry.name) from error
+    own = getattr(found, "name", None)
+    if own != entry.name:
+        there = "no method" if own is None else f"the method {own}"
+        problem = f"the package {package} has {there} under this name; mend its entry point"
+        raise InputError("method", problem, entry.name)
+    return _method(found)
 
 
 def _method(found: Any) -> Method[Any]:

@@ -193,6 +193,16 @@ def make_request(
     return Request(count, chosen, seed, generator.attempts, steps or generator.steps, rate, generator.confidence)
 
 
+def check_whole(field: str, value: object) -> None:
+    """Refuse what is no whole number.
+
+    Raises:
+        InputError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise InputError(field, "must be a whole number", value)
+
+
 def check_count(count: int) -> None:
     """Refuse a number of images that is none, or more than the bookkeeping of a request has memory for.
 

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from rapid.sampling.generator import Generator
 
 STATIC = Path(__file__).parent / "static"
+EXPOSED = [f"X-Rapid-{name}" for name in ("Seed", "Model", "Sha256", "Synthetic", "Epsilon", "Delta")]
+EXPOSED += ["X-Request-Id", "Retry-After"]
+"""Headers of responses that pages of other sites may read."""
 REVALIDATED = {"Cache-Control": "no-cache"}
 """Header of the page's files: after an update none may be mixed with older ones."""
 
@@ -112,7 +115,7 @@ def _add_middleware(app: FastAPI, settings: ServerSettings, metrics: Metrics) ->
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
-            expose_headers=["X-Rapid-Seed", "X-Rapid-Model", "X-Rapid-Epsilon", "X-Rapid-Delta", "Retry-After"],
+            expose_headers=EXPOSED,
         )
     if settings.only_local:
         app.add_middleware(RequireHost, known=settings.allowed_hosts)

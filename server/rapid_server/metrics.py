@@ -59,7 +59,8 @@ class Metrics:
         """Record the response to a request."""
         self._requests.labels(path, str(status)).inc()
         self._latency.labels(path).observe(seconds)
-        if 400 <= status < 500 or status == 503:
+        # a server that is not ready yet refuses nobody
+        if path != "/readyz" and (400 <= status < 500 or status == 503):
             self._rejections.labels(str(status)).inc()
 
     def response(self) -> Response:

@@ -47,7 +47,11 @@ class Model:
         self.privacy: dict[str, Any] | None = served.bundle.privacy
         self.sha256 = served.bundle.digest
         self.created = served.bundle.written
-        self.provenance = provenance(served.bundle)
+        # the folder of the bundle has a name for the operator, not for clients
+        self.provenance = provenance(served.bundle, name)
+        if not isinstance(served, Classifier) and served.steps > max_steps:
+            least = f"{name} takes {served.steps} steps by default; allow as many"
+            raise InputError("", f"the setting max_steps is {max_steps}: {least}")
         self.info = ModelInfo(
             model=name,
             classes=list(self.classes),
@@ -58,7 +62,7 @@ class Model:
             privacy=self.privacy,
             privacy_in_words=_in_words(served.bundle),
             sha256=self.sha256,
-            bundle=describe(served.bundle),
+            bundle=describe(served.bundle) | {"name": name},
         )
 
     @property

@@ -78,8 +78,8 @@ def test_an_override_changes_one_setting_alone(method: str) -> None:
         ("private.clip_norm=.nan", "private.clip_norm", "must be a finite number"),
         ("private.clip_norm=1e300", "private.clip_norm", "must be at most"),
         ("private.checkpoint_seconds=1e300", "private.checkpoint_seconds", "must be at most"),
-        ("private.trainable=[]", "private.trainable", "at least 1 item"),
-        ("denoiser.multipliers=[]", "denoiser.multipliers", "at least 1 item"),
+        ("private.trainable=[]", "private.trainable", "at least 1 entry"),
+        ("denoiser.multipliers=[]", "denoiser.multipliers", "at least 1 entry"),
         ("denoiser.multipliers=[1, 0]", "denoiser.multipliers.1", "must be at least 1"),
     ],
 )

@@ -141,7 +141,10 @@ def test_workers_make_other_images_in_the_same_order(private_bundle: Path) -> No
     ("changes", "words"),
     [
         ({"batch_size": 0}, "batch_size 0: must be at least 1"),
+        ({"batch_size": 1.5}, "batch_size 1.5: must be a whole number"),
         ({"seed": -1}, "seed -1: must lie in 0"),
+        ({"device": "tpu"}, "device tpu: choose auto"),
+        ({"overrides": ["generation.stepz=5"]}, "generation.stepz"),
         ({"labels": []}, "labels: names no classes"),
         ({"labels": ["cat"]}, "labels cat: unknown"),
     ],
@@ -150,6 +153,27 @@ def test_bad_arguments(private_bundle: Path, changes: dict[str, object], words: 
     with pytest.raises(InputError) as caught:
         endless(private_bundle, **changes)
     assert words in str(caught.value)
+
+
+def test_what_cannot_make_such_images_is_told_at_once(classifier_bundle: Path, public_bundle: Path) -> None:
+    """Not by a worker of a loader, later."""
+    with pytest.raises(InputError, match="dp-classifier, which makes no images; use rapid predict"):
+        EndlessImages(classifier_bundle)
+    with pytest.raises(InputError, match=r"soft_labels .*has no probe"):
+        EndlessImages(public_bundle, soft_labels=True)
+
+
+def test_epochs_are_whole_numbers(private_bundle: Path) -> None:
+    images = endless(private_bundle)
+    for epoch, words in ((-1, "epoch -1: must be at least 0"), (1.5, "epoch 1.5: must be a whole number")):
+        with pytest.raises(InputError, match=words):
+            images.set_epoch(epoch)  # type: ignore[arg-type]
+
+
+def test_one_class_and_one_setting_need_no_list(private_bundle: Path) -> None:
+    one, same = endless(private_bundle, labels="1"), endless(private_bundle, labels=[1])
+    assert take(one, 3)[1] == take(same, 3)[1] == [1, 1, 1]
+    EndlessImages(private_bundle, overrides="generation.steps=5")  # type: ignore[arg-type]
 
 
 def test_no_bundle(tmp_path: Path) -> None:

@@ -82,9 +82,15 @@ def test_bad_arguments(pipe: RapidPipeline, tmp_path: Path) -> None:
     for words, arguments in (
         ("labels cat: unknown; the model knows 0, 1", {"labels": "cat"}),
         ("labels: 1 given for 2 images", {"num_images": 2, "labels": ["1"]}),
-        ("count 0: must be at least 1", {"num_images": 0}),
+        ("labels: names no classes; leave it out", {"labels": []}),
+        ("labels 1.0: must be a class, or a list of classes", {"labels": 1.0}),
+        ("num_images 0: must be at least 1", {"num_images": 0}),
+        ("num_images 3: must be a whole number", {"num_images": "3"}),
         ("seed -1: must lie in", {"seed": -1}),
-        ("steps 0: must lie in", {"num_inference_steps": 0}),
+        ("seed 1.5: must be a whole number", {"seed": 1.5}),
+        ("num_inference_steps 0: must lie in", {"num_inference_steps": 0}),
+        ("num_inference_steps True: must be a whole number", {"num_inference_steps": True}),
+        ("generator: all images of a call come from one seed", {"generator": [torch.Generator()]}),
         ("output_type latent: choose pil or np", {"output_type": "latent"}),
         ("generator: the seed is drawn from it", {"seed": 1, "generator": torch.Generator()}),
     ):
@@ -162,3 +168,9 @@ def test_its_card_is_one_of_the_hub(name: str, request: pytest.FixtureRequest) -
     assert ("differential-privacy" in data["tags"]) == (name == "private_bundle")
     assert card.text.lstrip().startswith("# ")
     assert "RapidPipeline.from_pretrained" in card.text
+
+
+def test_labels_as_other_libraries_have_them(pipe: RapidPipeline) -> None:
+    for labels in (torch.tensor([1, 2]), np.array([1, 2]), ("1", 2), [np.int64(1), "2"]):
+        assert pipe(labels=labels).labels == ["1", "2"]
+    assert pipe(2, torch.tensor(3)).labels == ["3", "3"]

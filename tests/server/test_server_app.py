@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import logging
 import re
 import threading
@@ -20,6 +21,7 @@ from rapid_server.app import STATIC
 from tests_support import Fails, assert_same_images, numbers
 
 from rapid.bundle.info import describe
+from rapid.errors import InputError
 from rapid.rounding import rounded_up
 from rapid.sampling.generator import Generator
 
@@ -71,6 +73,31 @@ def test_errors_are_json(client: httpx.Client, method: str, path: str, status: i
     if status == 405:
         allowed = response.headers["allow"]
         assert response.json() == {"detail": f"{method} is not allowed here; use {allowed}"}
+
+
+def test_a_model_has_the_name_that_the_operator_gave_it(application: Any, generator: Generator, serving: Any) -> None:
+    """That of its folder is not told."""
+    with serving(application({"neutral": generator})) as client:
+        info = client.get("/info").json()
+        made = client.post("/generate", json={"count": 1}, headers={"Accept": "image/png"})
+        assert info["model"] == info["bundle"]["name"] == made.headers["x-rapid-model"] == "neutral"
+        text = Image.open(io.BytesIO(made.content)).text
+        assert json.loads(text["rapid"])["model"] == "neutral"
+
+
+def test_a_model_that_takes_more_steps_than_are_allowed_is_refused(application: Any, generator: Generator) -> None:
+    least = f"the setting max_steps is 1: neutral takes {generator.steps} steps by default; allow as many"
+    with pytest.raises(InputError, match=least):
+        application({"neutral": generator}, max_steps=1)
+
+
+def test_a_server_that_is_not_ready_refuses_nobody(application: Any, serving: Any) -> None:
+    app = application()
+    with serving(app) as client:
+        app.state.engine.stop()
+        assert client.get("/readyz").status_code == 503
+        client.post("/generate", json={"count": 1})
+        assert numbers(client)["rapid_refusals_total", "503"] == 1
 
 
 def test_no_file_but_the_static_ones(client: httpx.Client) -> None:

@@ -177,3 +177,33 @@ def test_its_private_stage_is_audited(environment: dict[str, str]) -> None:
     assert record["power"]["means"]["noise"] < 0.05
     tests = {one["test"] for one in record["tests"]["findings"] if one["subject"] == "means"}
     assert {"noise: scale", "sensitivity: canaries that take part"} <= tests
+
+
+@pytest.mark.parametrize(
+    ("entry", "content", "words"),
+    [
+        ("broken = broken:METHOD", "import nowhere\n", "the package class-means cannot be loaded (ModuleNotFoundError"),
+        ("broken = broken:METHOD", "METHOD = 3\n", "the package class-means has no method under this name"),
+        ("broken = class_means:METHOD", "", "has the method class-means under this name; mend its entry point"),
+    ],
+)
+def test_a_package_that_is_wrong_is_told(
+    environment: dict[str, str], tmp_path: Path, entry: str, content: str, words: str
+) -> None:
+    info = tmp_path / "class_means-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: class-means\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[rapid.methods]\n{entry}\n")
+    (tmp_path / "broken.py").write_text(content)
+    there = environment | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(HERE)])}
+    done = rapid(there, "train-private", "--method", "broken", "--private", DIGITS, "--epsilon", 8, "--out", "out")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rapid: --method broken: ") and words in line
+
+
+def test_its_bundle_needs_its_package(environment: dict[str, str], model: Path, tmp_path: Path) -> None:
+    there = environment | {"PYTHONPATH": ""}
+    done = rapid(there, "generate", "--model", model, "--count", 2, "--out", tmp_path / "images.npz")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"rapid: --model {model}: was made by the method class-means, which is not installed")
