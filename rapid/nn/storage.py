@@ -1,4 +1,4 @@
-"""Networks in folders: `config.json` and safetensors weights, in the layout of diffusers."""
+"""Networks in folders: `config.json` and safetensors weights, in files that are called as in diffusers."""
 
 from __future__ import annotations
 

@@ -20,6 +20,8 @@ from packaging.requirements import Requirement
 from prometheus_client.parser import text_string_to_metric_families
 from rapid_server.auth import OPEN_PATHS
 from rapid_server.metrics import Metrics
+from rapid_server.problems import KINDS
+from rapid_server.schemas import OpenAIProblem, Problem
 from rapid_server.settings import ServerSettings
 from tests_support import module_of
 
@@ -244,6 +246,19 @@ def test_compose_fits_the_other_files() -> None:
     for name in ("compose.yaml", "compose.gpu.yaml"):
         assert (DOCKER / compose(name)["services"]["rapid"]["build"]["context"]).resolve() == ROOT
         assert (ROOT / compose(name)["services"]["rapid"]["build"]["dockerfile"]).is_file()
+
+
+def test_what_the_balancer_answers_itself_has_the_form_of_the_path() -> None:
+    """As the server's own errors, under `/v1` and elsewhere."""
+    config = (DOCKER / "nginx.conf").read_text(encoding="utf-8")
+    maps = re.findall(r"map \$request_uri \$(\w+) \{\s+default '(.*)';\s+(\S+) '(.*)';\s+\}", config)
+    assert {name for name, *_ in maps} == set(re.findall(r"return \d+ \$(\w+);", config)) and len(maps) == 5
+    for _, plain, path, openai in maps:
+        assert all(re.match(path[1:], uri) for uri in ("/v1", "/v1/models", "/v1?a=b"))
+        assert not any(re.match(path[1:], uri) for uri in ("/v11", "/a/v1"))
+        detail, error = Problem.model_validate_json(plain).detail, OpenAIProblem.model_validate_json(openai).error
+        assert detail == error.message
+        assert error.type in {kind for kind, _ in KINDS.values()}
 
 
 def test_kubernetes_fits_the_other_files() -> None:
