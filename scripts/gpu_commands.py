@@ -141,7 +141,8 @@ def automatic(setup: Setup) -> Outcome:
     """Both stages with the preset `auto`, in a few seconds each, and images that are more varied, with soft labels."""
     base, out = setup.folder / "auto-public", setup.folder / "private-auto"
     minutes, here = ["--minutes", "0.2"], ["--device", setup.name]
-    call("build-kb", "--public", sample_path("letters"), "--out", base, *minutes, *here)
+    letters = setup.made("letters.npz") if setup.smallest else sample_path("letters")
+    call("build-kb", "--public", letters, "--out", base, *minutes, *here)
     private = ["--private", setup.made("digits.npz"), "--epsilon", "50"]
     call("train-private", "--base", base, *private, "--out", out, *minutes, *here)
     call("generate", "--model", out, "--count", "100", "--for-training", "--out", setup.folder / "training.npz", *here)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "check_gpu.py"
 SLOW = (
     "serve", "audit", "evaluate", "two ranks", "info, plan, ledger", "train-private late", "train-private ldm",
-    "images, pndm", "images, dpm-solver++", "step of imagenet32",
+    "images, pndm", "images, dpm-solver++", "step of imagenet32", "auto",
 )  # fmt: skip
 """Commands that other tests run, and checks that differ from others in a setting alone."""
 BROKEN = """
