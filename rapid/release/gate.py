@@ -155,7 +155,8 @@ def _count(
         if recorded:
             _check_recorded(folder.checkpoint(nearness.NAME), book, dataset)
         people = "" if private.units is None else book.assignment(private.digests, private.units)
-        charge = Charge(book, dataset, folder.run_name(dataset, people), Limit(spent.epsilon, spent.delta))
+        name, limit = folder.run_name(dataset, people), Limit(spent.epsilon, spent.delta)
+        charge = Charge(book, dataset, name, limit, folder.earlier_names())
         # without the mark of a new folder, which a refusal would remove
         own = replace(private, stored=None, digests=None)
         access = PrivateAccess(own, facts, spent, RunFolder(request.out), device=device)

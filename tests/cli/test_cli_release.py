@@ -164,7 +164,7 @@ def test_the_count_is_charged(passed: Passed) -> None:
     copies = passed.content["copies"]
     entries = Ledger(default_path()).entries()[passed.lines :]
     own = [entry for entry in entries if any(one.name == "near-copies" for one in entry.releases)]
-    assert [entry.kind for entry in own[:3]] == ["reserve", "spend", "settle"]
+    assert [entry.kind for entry in own[:4]] == ["reserve", "spend", "spend", "settle"]
     (row,) = poisson_gaussian_steps(own[0].releases[0].dp_event)
     assert row == (copies["noise_stddev"], 1.0, 1)
     assert 7.9 < copies["epsilon"] <= 8
