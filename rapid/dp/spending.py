@@ -246,8 +246,8 @@ class Charge:
             known, found = saved.get(release.name), starts[release.name]
             replaced = isinstance(release.spec, QuerySpec) and known and known.sha256 != found.sha256
             if found.step and (replaced or found.step > most.get(release.name, 0)):
-                problem = f"holds another checkpoints/{release.name}.pt than this run saved"
-                raise InputError("out", f"{problem}; restore it, or give a new folder")
+                problem = f"holds another checkpoints/{release.name}.pt than this run saved by its ledger"
+                raise InputError("out", f"{problem}; restore the one or the other, or give a new folder")
 
     def _check_limit(
         self, limit: RenyiFilter, entries: Sequence[Entry], charged: Sequence[Entry], wanted: Sequence[Spent]

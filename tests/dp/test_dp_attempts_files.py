@@ -76,7 +76,7 @@ def test_a_count_of_another_run_is_refused(run: Run, tmp_path: Path, moves: bool
     shutil.copyfile(other.checkpoint("many"), run.checkpoint("many"))
     if moves:
         moved(run, "moved")
-    with pytest.raises(InputError, match=r"out: holds another checkpoints/many\.pt than this run saved; restore it"):
+    with pytest.raises(InputError, match=r"out: holds another checkpoints/many\.pt than this run saved by its ledger"):
         run.go()
     assert run.charged() == {"many": 1, "network": 2}
     shutil.copyfile(own, run.checkpoint("many"))
