@@ -214,8 +214,18 @@ def _problem(found: ErrorDetails, kind: type[BaseModel]) -> str:
     """What is wrong with a setting, in words."""
     if found["type"] != UNKNOWN:
         return problem_of(found)
-    near = get_close_matches(_name(found["loc"]), _names(_sections(kind)), 1)
-    return f"there is no such setting{f'; did you mean {near[0]}?' if near else ''}"
+    near = _nearest(_name(found["loc"]), list(_names(_sections(kind))))
+    return f"there is no such setting{f'; did you mean {near}?' if near else ''}"
+
+
+def _nearest(wrong: str, names: list[str]) -> str | None:
+    """The setting that was probably meant: of the same section, where there is this section."""
+    section, _, last = wrong.rpartition(".")
+    if section in names:
+        prefix = f"{section}."
+        near = get_close_matches(last, (name.removeprefix(prefix) for name in names if name.startswith(prefix)), 1)
+        return prefix + near[0] if near else None
+    return next(iter(get_close_matches(wrong, names, 1)), None)
 
 
 def _merge(base: Tree, changes: Tree) -> Tree:

@@ -60,6 +60,8 @@ def test_an_override_changes_one_setting_alone(method: str) -> None:
     [
         ("private.steps=0", "private.steps", "must be at least 1"),
         ("private.stps=3", "private.stps", "there is no such setting; did you mean private.steps?"),
+        ("private.foo=3", "private.foo", "there is no such setting"),
+        ("private.probe.shre=3", "private.probe.shre", "there is no such setting; did you mean private.probe.share?"),
         ("private.steps.more=3", "private.steps.more", "'steps' is a value"),
         ("retrieval.k=100", "set", "retrieval: k must be larger than v"),
         ("schedule.beta_end=0.1", "set", "at step 1000 the noise leaves 3e-09 of an image, less than 0.0001"),
