@@ -17,7 +17,8 @@ ledger.py              what was spent on which data set  spending.py       limit
 attempts.py            charges for each start of a run   whole.py          charges for a release in one piece
 filter.py              limits if plans follow results    statement.py      privacy.json
 trials.py              the best of a number of trials    selection.py      budgets of a choice of settings
-overlap.py             private images among public ones  audit/            does a step do what is claimed?
+overlap.py             private images among public ones  rehearsal.py      gradients of random rows, compared
+audit/                 does a step do what is claimed?
 """
 
 from rapid.dp.access import PrivateAccess, PublicFacts

@@ -20,14 +20,15 @@ from rapid.dp.attempts import Attempt
 from rapid.dp.budget import Budget
 from rapid.dp.execution import Execution
 from rapid.dp.mechanism import PrivateMechanism
-from rapid.dp.objective import Objective, Selected, as_objective
+from rapid.dp.objective import Selected, as_objective
 from rapid.dp.physical import measured_physical_batch
 from rapid.dp.progress import EpsilonSoFar
 from rapid.dp.queries import noisy_sum
 from rapid.dp.randomness import Randomness, randomness_for
+from rapid.dp.rehearsal import rehearse
 from rapid.dp.release_checkpoint import ReleaseCheckpoint
 from rapid.dp.releases import DpSgdSpec, Release
-from rapid.dp.rows import PrivateTensor, Rows, applied, apply, apply_scalar, check_losses, row_shape, take
+from rapid.dp.rows import PrivateTensor, Rows, applied, apply, apply_scalar, row_shape, take
 from rapid.dp.spending import Charge
 from rapid.dp.units import Units
 from rapid.errors import InputError, LostRank, PrivacyRefused, Stopped
@@ -105,6 +106,7 @@ class PrivateAccess:
         self._shown = self.ranks.first and not self._units.people
         self._folder = run_folder
         self._attempt: Attempt | None = None
+        self._made: set[str] = set()
 
     @contextmanager
     def charged(self, charge: Charge | None) -> Iterator[PrivateAccess]:
@@ -213,18 +215,18 @@ class PrivateAccess:
         Raises:
             PrivacyRefused: the budget does not list this release.
             InputError: the checkpoint belongs to another release.
-            ValueError: the losses of an `Objective` mix examples.
+            UnsupportedLayer, ValueError: a rehearsal failed, and nothing was spent; see `rapid.dp.rehearsal`.
             LostRank: another rank is gone; the state is saved, and a step that was begun counts.
             Stopped: a stop was requested; as for LostRank.
         """
-        release, how, first = self._listed(name, "dp-sgd"), execution or Execution(), self.ranks.first
+        release, how, first = self._asked(name, "dp-sgd"), execution or Execution(), self.ranks.first
         trainer.network.eval()  # our layers behave the same in both modes; this makes sure
-        if isinstance(losses, Objective):
-            check_losses(losses, data)
         checkpoint = ReleaseCheckpoint(self._folder, release, how.checkpoint_seconds, self._attempt) if first else None
         trainer.load_state_dict(
             self.ranks.broadcast_state((checkpoint.load() if checkpoint else None) or trainer.state_dict())
         )
+        if trainer.steps_done < release.spec.steps:
+            self._rehearse(trainer, losses, data, release)
         mechanism = self._mechanism(release, trainer, losses, data, how)
         spent = EpsilonSoFar(self.budget)
 
@@ -252,6 +254,9 @@ class PrivateAccess:
             if checkpoint is not None:
                 checkpoint.save(trainer.state_dict())
             raise
+
+    def _rehearse(self, trainer: Trainer, losses: Rows, data: Sequence[PrivateTensor], release: Release) -> None:
+        rehearse(trainer.network, losses, data, release.spec)
 
     def _mechanism(
         self, release: Release, trainer: Trainer, losses: Rows, data: Sequence[PrivateTensor], how: Execution
@@ -310,11 +315,12 @@ class PrivateAccess:
 
         Raises:
             PrivacyRefused: the budget does not list this release.
+            ValueError: the features of examples have several shapes.
         """
         release, shape = self._listed(name, "mean"), row_shape(features, tensors)
 
         def total() -> Tensor:
-            rows = applied(features, tensors, title=name, shown=self._shown)
+            rows = applied(features, tensors, title=name, shown=self._shown, shape=shape)
             return self._units.clipped_sum(rows, release.spec.sensitivity)
 
         return (self._query(name, "mean", total) / self.facts.dataset_size).view(shape)
@@ -345,12 +351,11 @@ class PrivateAccess:
 
     def _query(self, name: str, kind: str, total: Callable[[], Tensor]) -> Tensor:
         """The noisy sum, or the result that an earlier run recorded."""
-        release = self._listed(name, kind)
+        release = self._asked(name, kind)
         checkpoint = ReleaseCheckpoint(self._folder, release, attempt=self._attempt) if self.ranks.first else None
         saved = self.ranks.broadcast_state((checkpoint.load() if checkpoint else None) or {})
         if saved:
-            recorded: Tensor = saved["result"]
-            return recorded
+            return saved["result"]  # type: ignore[no-any-return]
         exact = total()
         if self._attempt is not None:
             self._attempt.begin(name, 1)
@@ -361,6 +366,14 @@ class PrivateAccess:
             if self._attempt is not None:
                 self._attempt.note()
         return result
+
+    def _asked(self, name: str, kind: str) -> Release:
+        """The release, which is made once: a second time, by another function, it would be the first result again."""
+        release = self._listed(name, kind)
+        if name in self._made:
+            raise PrivacyRefused(f"release '{name}' was made already; list a release of its own for each")
+        self._made.add(name)
+        return release
 
     def _listed(self, name: str, kind: str) -> Release:
         release = self.budget.release(name)

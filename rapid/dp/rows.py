@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from rapid import mapped
-from rapid.dp.objective import Objective
 from rapid.errors import PrivacyRefused
 from rapid.precision import exact_float32
 from rapid.progress import Progress
@@ -19,10 +18,6 @@ Rows = Callable[..., Tensor]
 BATCH = 500
 SAME = 1e-3
 """Tolerance between a row computed alone and the same row in a batch, relative to the largest number."""
-
-
-COMPARED = 3
-"""Random rows of a batch on which losses are checked."""
 
 
 class PrivateTensor:
@@ -61,7 +56,13 @@ def apply(
 
 
 def applied(
-    function: Rows, tensors: Sequence[PrivateTensor], *, title: str = "", shown: bool = True, alone: bool = False
+    function: Rows,
+    tensors: Sequence[PrivateTensor],
+    *,
+    title: str = "",
+    shown: bool = True,
+    alone: bool = False,
+    shape: tuple[int, ...] | None = None,
 ) -> Iterator[Tensor]:
     """The rows of a function's result, (m, ...) at a time, in their order. Private.
 
@@ -72,9 +73,11 @@ def applied(
         title: shown with the progress; if it is empty, no progress is shown.
         shown: whether this process shows progress.
         alone: compute each row by itself, so that its last bits do not depend on which rows there are; slow.
+        shape: of a row of the result, if it is known.
 
     Raises:
-        ValueError: the function mixes examples, as batch normalisation does, or does not return one row per example.
+        ValueError: the function mixes examples, as batch normalisation does, or does not return one row per example, or
+            rows of another shape.
         Stopped: a stop was requested.
     """
     count, together = len(tensors[0]), 1 if alone else BATCH
@@ -87,7 +90,10 @@ def applied(
             rows = [tensor._rows[start : start + together] for tensor in tensors]
             found = _computed(function, rows)
             if start == 0:
-                _check_rows(function, rows, found)
+                check_rows(function, rows, found)
+            if shape is not None and found.shape[1:] != shape:
+                # without the shapes, which may tell of the images
+                raise ValueError("the function must return rows of the same shape for all images, also a black one")
             yield found
             mapped.release()
             progress.advance(len(rows[0]))
@@ -117,24 +123,8 @@ def _computed(function: Rows, rows: Sequence[Tensor]) -> Tensor:
     return function(*rows)
 
 
-def check_losses(objective: Objective, tensors: Sequence[PrivateTensor]) -> None:
-    """Check on random rows, which are public, that each loss is that of its row alone.
-
-    Layers without parameters can mix examples, too, and the book-keeper does not see them.
-
-    Args:
-        objective: the losses.
-        tensors: only shapes and dtypes are used.
-
-    Raises:
-        ValueError: the losses mix examples.
-    """
-    prepared = objective.prepare(*_random(tensors, COMPARED))
-    _check_rows(objective.compute, prepared, _computed(objective.compute, prepared), "objective")
-
-
-def _random(tensors: Sequence[PrivateTensor], count: int) -> list[Tensor]:
-    """Rows for each tensor, (count, ...): random numbers, and zeros where they are labels or positions."""
+def random_rows(tensors: Sequence[PrivateTensor], count: int) -> list[Tensor]:
+    """Rows for each tensor, (count, ...): random numbers, and zeros where they are labels or positions; public."""
     generator = torch.Generator().manual_seed(0)
     rows = black(tensors, count)
     for one in rows:
@@ -145,16 +135,33 @@ def _random(tensors: Sequence[PrivateTensor], count: int) -> list[Tensor]:
     return rows
 
 
-def _check_rows(function: Rows, rows: Sequence[Tensor], result: Tensor, name: str = "function") -> None:
-    """Check that the function gives the same result for the first row alone as in the batch."""
-    alone = _computed(function, [part[:1] for part in rows])
-    if result.ndim == 0 or len(result) != len(rows[0]) or alone.shape != (1, *result.shape[1:]):
+def check_rows(function: Rows, rows: Sequence[Tensor], result: Tensor, name: str = "function") -> None:
+    """Check that the function gives the same result for the first, the last and a middle row alone as in the batch.
+
+    Args:
+        function: see `Rows`.
+        rows: its arguments, n >= 1 rows each.
+        result: what it returned for them.
+        name: of the function in messages.
+
+    Raises:
+        ValueError: it mixes examples, or does not return one row per example.
+    """
+    if result.ndim == 0 or len(result) != len(rows[0]):
         raise ValueError(f"the {name} must return one row per example")
-    together = result[:1]
-    if alone.is_floating_point():
-        tolerance = SAME * max(1.0, float(together.abs().max())) if together.numel() else SAME
-        same = torch.allclose(alone, together, rtol=0, atol=tolerance, equal_nan=True)
-    else:
-        same = torch.equal(alone, together)
-    if not same:
-        raise ValueError(f"the {name} mixes examples: a row alone differs from the same row in a batch")
+    # some mixing leaves the first row as it is, such as differences from it, or sums up to each row
+    for number in sorted({0, len(result) // 2, len(result) - 1}):
+        alone = _computed(function, [part[number : number + 1] for part in rows])
+        together = result[number : number + 1]
+        if alone.shape != together.shape:
+            raise ValueError(f"the {name} must return one row per example, of the same shape for all")
+        if not alike(alone, together):
+            raise ValueError(f"the {name} mixes examples: a row alone differs from the same row in a batch")
+
+
+def alike(alone: Tensor, together: Tensor) -> bool:
+    """Whether what a function returned for a row alone and for the same row in a batch, (1, ...) each, is the same."""
+    if alone.shape != together.shape or not alone.is_floating_point():
+        return torch.equal(alone, together)
+    tolerance = SAME * max(1.0, float(together.abs().max())) if together.numel() else SAME
+    return torch.allclose(alone, together, rtol=0, atol=tolerance, equal_nan=True)

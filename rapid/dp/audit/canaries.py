@@ -26,6 +26,7 @@ from rapid.dp.audit.watch import Watch
 from rapid.dp.execution import Execution
 from rapid.dp.queries import clipped_rows
 from rapid.dp.randomness import Randomness
+from rapid.dp.releases import Release
 from rapid.dp.rows import PrivateTensor, Rows, apply
 from rapid.errors import InputError, RapidError
 from rapid.training import Trainer
@@ -141,6 +142,8 @@ class CanaryAccess(PrivateAccess):
             RapidError: the losses have draws that do not come from `draws`.
         """
         trainer.network.eval()
+        # not with the mask and the watch: it would look like draws of canaries
+        super()._rehearse(trainer, losses, data, self.budget.release(name))
         # padding changes no sum, but the canaries that pad a batch would look like drawn ones
         chosen = replace(execution or Execution(), pad_batches=False)
         if chosen.autocast:
@@ -184,6 +187,9 @@ class CanaryAccess(PrivateAccess):
             self.draws.belong_to(())
         self.adversary.add_losses(before - watch.mean_losses())
         self.evidence.append(watch.evidence())
+
+    def _rehearse(self, trainer: Trainer, losses: Rows, data: Sequence[PrivateTensor], release: Release) -> None:
+        """Done by `train`."""
 
     def count(self, name: str, predicate: Rows, *tensors: PrivateTensor) -> int:
         """As `PrivateAccess.count`; absent canaries do not satisfy the predicate."""

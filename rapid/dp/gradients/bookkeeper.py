@@ -26,6 +26,7 @@ from rapid.precision import exact_float32
 SMALL = 1 << 12
 """Elements of a parameter up to which its gradients are handled together with others."""
 ParameterContainer = nn.ParameterList | nn.ParameterDict
+CHANGED = "the network changed its buffers or parameters as it ran: they would keep what they saw, without noise"
 Losses = Callable[[], Tensor]
 """Runs the network and returns one loss a row, float (rows,), each a function of its own example alone."""
 Sums = Callable[[], list[Tensor]]
@@ -62,7 +63,8 @@ class BookKeeper:
     | a parameter used outside its layer      | UnsupportedLayer, nothing is returned                |
     | what a layer computed but did not       | UnsupportedLayer, nothing is returned (layers        |
     | return, used elsewhere                  | without a rule, or with one that is not single_use)  |
-    | buffers that change                     | UnsupportedLayer, nothing is returned                |
+    | buffers, or parameters, that the        | UnsupportedLayer, nothing is returned (not changes   |
+    | network changes as it runs              | of `.data`: see `rapid.dp.rehearsal`)                |
     | losses that depend on other tensors     | UnsupportedLayer, before any gradient                |
     | which require gradients                 |                                                      |
 
@@ -174,20 +176,25 @@ class BookKeeper:
             part.add_(factors.combine(own[None]))
         return norm
 
+    def _state(self) -> dict[str, tuple[int, int]]:
+        """Which tensor each buffer and parameter is, and its version, which counts changes in place."""
+        found = [*self.network.named_buffers(), *self.network.named_parameters()]
+        return {name: (id(tensor), tensor._version) for name, tensor in found}
+
     def _gradients(self, losses: Losses, count: int, draws: int, divisor: int) -> dict[nn.Parameter, Gradient]:
         """Per-example gradients, of sum of losses / divisor, of all parameters that the losses reach."""
         book = _Book(self._layers, count, count * draws)
         # before the hooks of others, which may change the output
         hooks = [m.register_forward_hook(book.record, prepend=True, with_kwargs=True) for m in self._layers]
-        versions = [(buffer, buffer._version) for buffer in self.network.buffers()]
+        before = self._state()
         try:
             with _without_cast_cache(), exact_float32():
                 values = losses()
         finally:
             for hook in hooks:
                 hook.remove()
-        if any(buffer._version != version for buffer, version in versions):
-            raise UnsupportedLayer("the network changed one of its buffers: that keeps what it saw, without noise")
+        if self._state() != before:
+            raise UnsupportedLayer(CHANGED)
         if values.shape != (count * draws,):
             raise ValueError(f"losses must have shape ({count * draws},), not {tuple(values.shape)}")
         if not values.requires_grad:
@@ -267,9 +274,18 @@ class _Book:
                 if found.keys() != layer.owned.keys():
                     odd = ", ".join(sorted(found.keys() ^ layer.owned.keys()))
                     raise layer.refuse(f"has a rule that is not for these trainable parameters: {odd}; freeze them")
+                for name, gradient in found.items():
+                    self._check_form(layer, name, gradient)
             call.release(output)
             for name, gradient in found.items():
                 self._add(layer.owned[name], gradient, once=self._calls_of[layer.module] == 1)
+
+    def _check_form(self, layer: Layer, name: str, gradient: object) -> None:
+        """Refuse what a rule returned if it is not one gradient an example; the message names no numbers of them."""
+        wanted = (self._count, *layer.owned[name].shape)
+        if not isinstance(gradient, Gradient) or (isinstance(gradient, Direct) and gradient.gradients.shape != wanted):
+            problem = f"has a rule that returns other than one gradient of '{name}' an example, (count, *{name}.shape)"
+            raise layer.refuse(problem)
 
     def _add(self, parameter: nn.Parameter, gradient: Gradient, *, once: bool) -> None:
         earlier = self.gradients.get(parameter)
