@@ -32,6 +32,7 @@ from rapid.runtime import choose_device
 from rapid.stages.automatic import AutomaticChoice, PrivateChoice
 from rapid.stages.private import train_private_bundle
 from rapid.stages.private_set import check_colours
+from rapid.stages.setup import Setup
 from rapid.stages.timed import TimedSteps
 
 CLASSES = 10
@@ -65,7 +66,7 @@ def plan(options: argparse.Namespace) -> None:
     def specs(batch: int, steps: int) -> list[DpSgdSpec | QuerySpec]:
         numbers = [f"private.expected_batch={batch}", f"private.steps={steps}"]
         chosen = apply_overrides(settings.model_dump(mode="json"), numbers)
-        return list(method.releases(chosen, facts, base))
+        return list(Setup(method, chosen, base).releases(facts))
 
     pairs = choices(numbers_of, facts.dataset_size, options.batch, options.steps)
     epsilons = options.epsilon or [1.0, 10.0]

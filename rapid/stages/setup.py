@@ -18,6 +18,7 @@ from rapid.dp.releases import DpSgdSpec, QuerySpec
 from rapid.errors import InputError
 from rapid.methods import find_method
 from rapid.methods.base import Checking, Method
+from rapid.stages.given import checked_specs
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,10 @@ class Setup:
 
         Raises:
             InputError: settings and facts do not fit together.
+            RapidError: the method plans releases of other images, or such as one budget cannot hold.
         """
         check_pieces(self.settings, facts.unit)
-        return self.method.releases(self.settings, facts, self.base)
+        return checked_specs(self.method.name, self.method.releases(self.settings, facts, self.base), facts)
 
 
 def check_releases(earlier: Budget, specs: Sequence[DpSgdSpec | QuerySpec], out: Path) -> None:
