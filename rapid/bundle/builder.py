@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from rapid.bundle.components import Component, StoredComponent, component_hash, kind_of, save_component
-from rapid.bundle.format import Bundle, Loadable
+from rapid.bundle.format import Bundle, Loadable, check_names
 from rapid.files import replacing
 from rapid.ranks import Ranks
 from rapid.training import Checkpoint, RunFolder
@@ -75,6 +75,9 @@ class BundleBuilder:
             kind: its class.
             recipe: all its inputs; `train` must not depend on anything else.
             train: makes it, and resumes from the checkpoint.
+
+        Raises:
+            RapidError: it has no proper name (`rapid.bundle.format.check_names`).
         """
 
         def write(folder: Path) -> None:
@@ -97,7 +100,11 @@ class BundleBuilder:
             kind: module and name of its class.
             recipe: all its inputs.
             write: writes it to a new folder; what other ranks than the first write is dropped.
+
+        Raises:
+            RapidError: it has no proper name (`rapid.bundle.format.check_names`).
         """
+        check_names([name])
         folder = self.out / name
         if self.ranks.broadcast(not folder.is_dir()):
             found = self.ranks.first and self._reuse is not None and self._same_in(self._reuse, name, recipe)
@@ -136,7 +143,11 @@ class BundleBuilder:
         Args:
             name: its folder.
             component: as loaded, or changed.
+
+        Raises:
+            RapidError: it has no proper name (`rapid.bundle.format.check_names`).
         """
+        check_names([name])
         folder = self.out / name
         if self.ranks.broadcast(not folder.is_dir()):
             if self.ranks.first:
@@ -153,5 +164,10 @@ class BundleBuilder:
         return component_hash(self.out / name)
 
     def add(self, name: str, component: Component) -> None:
-        """Add a component that is quick to make; it is written with the bundle."""
+        """Add a component that is quick to make; it is written with the bundle.
+
+        Raises:
+            RapidError: it has no proper name (`rapid.bundle.format.check_names`).
+        """
+        check_names([name])
         self.components[name] = component

@@ -12,8 +12,9 @@ This module knows no method: its name and its settings are data.
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 
@@ -23,7 +24,7 @@ import rapid
 from rapid.bundle.components import MANIFEST, Component, StoredComponent, component_hash, kind_of, save_component
 from rapid.config.sections import ImageSettings, MethodSettings
 from rapid.data.origin import Origin
-from rapid.errors import InputError
+from rapid.errors import InputError, RapidError
 from rapid.files import content_hash, replacing, write_json
 from rapid.parsing import parse_json
 
@@ -48,8 +49,11 @@ class Loadable(Protocol):
 Loaded = TypeVar("Loaded", bound=Loadable)
 
 
-ComponentName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
-"""A name is a folder of the bundle: it leads nowhere else."""
+NAME = r"[A-Za-z0-9_-]+"
+ComponentName = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
+"""A name is a folder of the bundle: it leads nowhere else, and is none of the bundle's files, which have a dot."""
+CHECKPOINTS = "checkpoints"
+"""The folder beside the components that holds the state of the run."""
 
 
 class PublicData(BaseModel):
@@ -263,6 +267,8 @@ def write_bundle(
 ) -> Bundle:
     """Write what a bundle lacks; `config.json` is written last and marks it as finished.
 
+    Nothing is written or removed if a component has no proper name.
+
     Args:
         path: the folder. Components of a public bundle that exist there are not written again. Those of a private one
             are: what is there may be of an earlier attempt, whose noise the statement does not count.
@@ -270,7 +276,11 @@ def write_bundle(
         components: by name.
         card: Markdown.
         privacy: content of `privacy.json` of a private bundle.
+
+    Raises:
+        RapidError: see `check_names`.
     """
+    check_names(components)
     for name, component in components.items():
         if privacy is not None and (path / name).is_dir():
             shutil.rmtree(path / name)
@@ -289,6 +299,20 @@ def write_bundle(
     return Bundle.open(path, "out", config.kind)
 
 
+def check_names(names: Iterable[object]) -> None:
+    """Refuse names of components that are no folders of their own within a bundle.
+
+    Raises:
+        RapidError: a name leads elsewhere, or to the state of the run.
+    """
+    for name in names:
+        if not isinstance(name, str) or not re.fullmatch(NAME, name):
+            raise RapidError(f"a component is named {name!r}; use letters, digits, - and _ alone, without dots")
+        # some file systems do not tell capitals from small letters
+        if name.lower() == CHECKPOINTS:
+            raise RapidError(f"a component is named {name!r}, as the folder with the state of the run; rename it")
+
+
 def is_finished(path: Path) -> bool:
     """Whether `path` holds a finished bundle."""
     return (path / CONFIG).is_file()
@@ -298,7 +322,7 @@ def _read_config(path: Path, field: str) -> BundleConfig:
     if not path.is_dir():
         raise InputError(field, "is not a folder; give one that build-kb or train-private wrote", path)
     if not is_finished(path):
-        unfinished = (path / "checkpoints").is_dir()
+        unfinished = (path / CHECKPOINTS).is_dir()
         reason = "is not finished; rerun its command with --resume" if unfinished else f"is no bundle (no {CONFIG})"
         raise InputError(field, reason, path)
     content = _read_json(path / CONFIG, field)
