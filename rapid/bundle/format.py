@@ -310,7 +310,7 @@ def check_names(names: Iterable[object]) -> None:
             raise RapidError(f"a component is named {name!r}; use letters, digits, - and _ alone, without dots")
         # some file systems do not tell capitals from small letters
         if name.lower() == CHECKPOINTS:
-            raise RapidError(f"a component is named {name!r}, as the folder with the state of the run; rename it")
+            raise RapidError(f"a component is named {name!r}, as the folder with the state of the run")
 
 
 def is_finished(path: Path) -> bool:

@@ -25,6 +25,7 @@ from rapid.dp.statement import privacy_statement
 from rapid.mapped import scratch_in
 from rapid.ranks import Ranks
 from rapid.stages.automatic import PrivateChoice, earlier_settings
+from rapid.stages.given import checked_components, described
 from rapid.stages.private_set import Json, PrivateSet
 from rapid.stages.setup import Setup, check_releases
 from rapid.training import RunFolder
@@ -87,6 +88,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     Raises:
         InputError: bad images or arguments, or an `out` that holds something else, such as a run with other images.
         PrivacyRefused: private images are among the public ones of `base`, or their limit would be exceeded.
+        RapidError: the method breaks its contract, such as by a release that it plans and does not make.
         LostRank: another rank is gone.
         Stopped: a stop was requested; the state is saved, and the steps that were begun are charged.
     """
@@ -101,6 +103,9 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
         mine = ranks.all_or_none(lambda: _prepare(setup, private, out, epsilon, delta, book, choose))
     # the first rank's budget: calibration on another kind of CPU may differ in the last digit
     budget = ranks.broadcast(mine.budget)
+    # once before anything is spent: they see nothing private, and what is wrong with them must not come at the end
+    own = mine.setup
+    ranks.all_or_none(lambda: described(own.method, own.settings, own.base, budget) if ranks.first else None)
     # not the default unit, which the manifests of earlier versions do not name
     record = mine.asked | {
         "budget": budget.model_dump(mode="json", exclude=set() if budget.unit == ONE_PERSON else {"unit"})
@@ -143,8 +148,9 @@ def _run(
     opened = (access or PrivateAccess)(own, facts, budget, run_folder, device=device, ranks=ranks)
     with ExitStack() as stack:
         ranks.all_or_none(lambda: stack.enter_context(opened.charged(charge)))
-        components = run.setup.method.train_private(opened, run.setup.base, run.setup.settings)
+        made = run.setup.method.train_private(opened, run.setup.base, run.setup.settings)
         if ranks.first:
+            components = checked_components(run.setup.method.name, made, opened)
             retaken = [] if charge is None else charge.retaken(budget.releases)
             write_model(run_folder.out, run, budget, components, retaken=retaken)
 
@@ -223,11 +229,11 @@ def write_model(
 ) -> None:
     """Write the components, the statement with what `more` has instead, the card, and last `config.json`."""
     method, settings, base = run.setup.method, run.setup.settings, run.setup.base
-    found = method.describe_private(settings, base, budget)
+    found, notes = described(method, settings, base, budget)
     noise_source = settings.private.noise_source
     statement = privacy_statement(budget, method=method.name, noise_source=noise_source, retaken=retaken)
     statement |= more or {}
-    statement["notes"] = [*statement.get("notes", []), *method.privacy_notes(base, budget)]
+    statement["notes"] = [*statement.get("notes", []), *notes]
     if not run.private.images.declared:
         statement["notes"].append(UNDECLARED_NOTE)
     if base is not None and base.origins:

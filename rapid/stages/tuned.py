@@ -35,6 +35,7 @@ from rapid.files import content_hash, write_json
 from rapid.mapped import scratch_in
 from rapid.progress import hidden
 from rapid.rounding import as_typed
+from rapid.stages.given import checked_components, described
 from rapid.stages.private import Prepared, write_model
 from rapid.stages.private_set import Json, PrivateSet
 from rapid.stages.setup import Setup, check_releases
@@ -172,7 +173,8 @@ def _take_trial(folder: _TrialsFolder, plan: _Plan, scoring: Scoring, device: to
     run, out = plan.runs[name], folder.trial
     access = PrivateAccess(run.private.images, run.private.facts, run.budget, RunFolder(out), device=device)
     if not is_finished(out):
-        components = run.setup.method.train_private(access, run.setup.base, run.setup.settings)
+        made = run.setup.method.train_private(access, run.setup.base, run.setup.settings)
+        components = checked_components(run.setup.method.name, made, access)
         write_model(out, run, run.budget, components, selection_statement(plan.selection, name))
     scores = access.map(scoring.labeller(out, device), access.images, decides=True)
 
@@ -240,6 +242,9 @@ def _prepare(
     for one in selection.candidates:
         check_releases(one.budget, specs[one.name], out)
     runs = {one.name: Prepared(setups[one.name], private, one.budget, asked) for one in selection.candidates}
+    for run in runs.values():
+        # once before anything is spent, as in `rapid.stages.private`
+        described(run.setup.method, run.setup.settings, run.setup.base, run.budget)
     return _Plan(runs, selection, private, asked)
 
 

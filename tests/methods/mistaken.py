@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from methods.toy.class_means import ClassMeans, ClassMeansSettings
+from methods.toy.class_means import ClassMeans, ClassMeansSettings, Means
 
 from rapid.bundle import Bundle, Component
 from rapid.dp import PrivateAccess, PublicFacts, QuerySpec
@@ -37,6 +37,8 @@ class Mistaken(ClassMeans):
 
     name: ClassVar[str] = NAME
     settings: ClassVar[Any] = MistakenSettings
+    mended = False
+    notes: Any = ()
 
     def releases(self, settings: Any, facts: PublicFacts, base: Bundle | None) -> Any:
         (means,) = super().releases(settings, facts, base)
@@ -58,10 +60,12 @@ class Mistaken(ClassMeans):
         return planned.get(settings.mistake, [means])
 
     def train_private(self, access: PrivateAccess, base: Bundle | None, settings: Any) -> Any:
-        if settings.mistake == "releases nothing":
-            return {"means": torch.nn.Identity()}
-        components: Mapping[str, Component] = super().train_private(access, base, settings)
+        components: Mapping[str, Component] = {"means": Means({"shape": [1]})}
+        if self.mended or settings.mistake != "releases nothing":
+            components = super().train_private(access, base, settings)
         (made,) = components.values()
+        if self.mended:
+            return components
         given: dict[str, Any] = {
             "gives none": None,
             "gives no components": {},
@@ -73,6 +77,8 @@ class Mistaken(ClassMeans):
         return given.get(settings.mistake, components)
 
     def describe_private(self, settings: Any, base: Bundle | None, budget: Budget) -> Any:
+        if settings.mistake == "fails to describe":
+            raise KeyError("author")
         described: dict[str, Any] = {
             "describes none": None,
             "describes a tensor": Description("Means.\n", {"mean": torch.zeros(2)}),
@@ -80,7 +86,7 @@ class Mistaken(ClassMeans):
         return described.get(settings.mistake, super().describe_private(settings, base, budget))
 
     def privacy_notes(self, base: Bundle | None, budget: Budget) -> Any:
-        return super().privacy_notes(base, budget)
+        return self.notes
 
 
 METHOD = Mistaken()
