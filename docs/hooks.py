@@ -65,8 +65,9 @@ def _tables(name: str) -> Iterator[str]:
         return
     from rapid.methods import find_method
 
-    settings = find_method(name).settings
-    public = settings.public_sections
+    method = find_method(name)
+    settings = method.settings
+    public = settings.fixed_sections() if method.has_public_stage else ()
     for section, field in settings.model_fields.items():
         if (kind := _section(field)) is None:
             continue

@@ -47,7 +47,7 @@ def private_settings(base: S, preset: str | None, overrides: Sequence[str]) -> S
     for override in overrides:
         name, _ = _split(override)
         section = name.split(".", 1)[0]
-        if section in base.public_sections:
+        if section in base.fixed_sections():
             raise _refusal(name, f"the public bundle (--base) fixes '{section}'; set it in build-kb")
     return build_settings(type(base), _with_preset(base, preset), overrides).for_private_run(overrides)
 

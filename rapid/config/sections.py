@@ -310,20 +310,32 @@ class SamplingSettings(Section):
     batch_size: int = Field(256, ge=1)
 
 
+LATER = ("method", "preset", "private", "generation")
+"""Settings that no public bundle fixes; it has its method and names its preset anyway."""
+
+
 class MethodSettings(Section):
     """Base of the settings of a method, which are told apart by `method`.
 
     Class attributes:
-        public_sections: fixed by a public bundle; `train-private` refuses to change them.
+        public_sections: what the public stage uses: fixed by a public bundle, so that `train-private` refuses to change
+            it. None: everything but `private` and `generation`. `image` is fixed always. See `fixed_sections`.
     """
 
-    public_sections: ClassVar[tuple[str, ...]] = ()
+    public_sections: ClassVar[tuple[str, ...] | None] = None
 
     method: str
     preset: str = ""
     image: ImageSettings = ImageSettings()
     private: PrivateSettings = PrivateSettings()
     generation: SamplingSettings = SamplingSettings()
+
+    @classmethod
+    def fixed_sections(cls) -> tuple[str, ...]:
+        """Names of the sections, and of settings outside of sections, that a public bundle fixes."""
+        if cls.public_sections is not None:
+            return tuple(dict.fromkeys(("image", *cls.public_sections)))
+        return tuple(name for name in cls.model_fields if name not in LATER)
 
     def for_private_run(self, overrides: Sequence[str]) -> Self:
         """The settings of a private run with what follows from others, unless an override says otherwise."""

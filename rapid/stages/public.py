@@ -179,7 +179,7 @@ def _prepare(
     fingerprint = f"{images.fingerprint()}-{len(sets)}"
     ranks.all_or_none(lambda: None if networks is None else check_same_images(networks, fingerprint))
     # settings of private training and sampling are not fixed here
-    used = chosen.model_dump(mode="json", include={"method", *chosen.public_sections})
+    used = chosen.model_dump(mode="json", include={"method", *chosen.fixed_sections()})
     later = chosen.model_dump(mode="json", exclude=set(used)) if isinstance(settings, AutomaticChoice) else {}
     manifest: Json = {
         "settings": used,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -17,7 +17,7 @@ from rapid.config.presets import (
     private_settings,
     section_overrides,
 )
-from rapid.config.sections import ImageSettings
+from rapid.config.sections import AugmentSettings, ImageSettings, MethodSettings
 from rapid.errors import InputError
 from rapid.methods import apply_overrides, load_settings, settings_class
 
@@ -179,6 +179,36 @@ def test_a_private_run_keeps_the_public_sections() -> None:
     assert changed.denoiser == base.denoiser
     with pytest.raises(InputError, match=r"denoiser\.channels: .*fixes 'denoiser'"):
         private_settings(base, None, ["denoiser.channels=3"])
+
+
+@pytest.mark.parametrize(
+    ("method", "fixed"),
+    [
+        ("dpdm", {"image", "network", "public"}),
+        ("dp-diffusion", {"image", "views", "schedule", "timesteps", "denoiser"}),
+        ("dp-classifier", {"image", "network", "warmup"}),
+    ],
+)
+def test_a_method_says_what_a_public_bundle_fixes(method: str, fixed: set[str]) -> None:
+    assert set(settings_class(method).fixed_sections()) == fixed
+
+
+def test_a_public_bundle_fixes_what_a_method_does_not_speak_of() -> None:
+    class Silent(MethodSettings):
+        features: AugmentSettings = AugmentSettings()
+        depth: int = 3
+
+    class Forgetful(Silent):
+        public_sections: ClassVar[tuple[str, ...]] = ("features",)
+
+    assert set(Silent.fixed_sections()) == {"image", "features", "depth"}
+    assert set(Forgetful.fixed_sections()) == {"image", "features"}
+    base = Forgetful(method="silent")
+    assert private_settings(base, None, ["depth=4", "private.group_size=2"]).depth == 4
+    with pytest.raises(InputError, match="fixes 'image'"):
+        private_settings(base, None, ["image.size=64"])
+    with pytest.raises(InputError, match="fixes 'depth'"):
+        private_settings(Silent(method="silent"), None, ["depth=4"])
 
 
 def test_ldm_is_sampled_without_retrieval_unless_told() -> None:

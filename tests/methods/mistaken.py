@@ -17,12 +17,12 @@ from rapid.methods.base import Description
 NAME = "mistaken"
 
 
-def install(site: Path) -> None:
-    """Make it an installed package of a folder on the path."""
-    info = site / "mistaken-1.0.dist-info"
+def install(site: Path, name: str = NAME, entry: str = f"{NAME} = methods.mistaken:METHOD") -> None:
+    """Make it, or another package with an entry point for a method, an installed one of a folder on the path."""
+    info = site / f"{name}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mistaken\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[rapid.methods]\n{NAME} = methods.mistaken:METHOD\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[rapid.methods]\n{entry}\n")
 
 
 class MistakenSettings(ClassMeansSettings):
