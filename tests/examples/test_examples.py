@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tests_process
+from methods.mistaken import install
 from PIL import Image
 from tests_support import TINY
+
+from rapid.data import sample_path
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -61,6 +65,28 @@ def test_endless_dataset(private_bundle: Path) -> None:
 @pytest.mark.parametrize("name", ["layer.py", "mechanism.py"])
 def test_the_code_of_the_docs(name: str) -> None:
     run(f"../docs/extending/{name}")
+
+
+def test_the_method_of_the_docs(digits: Path, tmp_path: Path) -> None:
+    """Installed as a package: it learns digits, asked again it is finished, and its steps pass an audit."""
+    code = EXAMPLES.parent / "docs" / "extending"
+    install(tmp_path, "small", "small-classifier = small_classifier:METHOD")
+    own = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(code)]), "PYTHONWARNINGS": "error"}
+    method, real = ["--method", "small-classifier"], sample_path("digits")
+    train = ["train-private", *method, "--private", real, "--epsilon", 8, "--out", tmp_path / "model"]
+    for more in ([], ["--resume"]):
+        done = tests_process.run(*train, "--set", "private.steps=60", *more, env=own)
+        assert done.returncode == 0, done.stderr
+    privacy = json.loads((tmp_path / "model" / "privacy.json").read_text())
+    assert (privacy["dataset_size"], privacy["steps"]) == (10_000, 60)
+    table = tmp_path / "predictions.csv"
+    done = tests_process.run("predict", "--model", tmp_path / "model", "--data", real, "--out", table, env=own)
+    assert done.returncode == 0, done.stderr
+    found = [row.split(",")[1] for row in table.read_text().splitlines()[1:]]
+    assert np.mean(np.array(found) == np.load(real)["labels"].astype(str)) > 0.5
+    done = tests_process.run("audit", "--end-to-end", *method, "--epsilon", 1, "--canaries", 20, "--steps", 20, env=own)
+    assert done.returncode == 0, done.stderr
+    assert "no deviation found" in done.stdout
 
 
 def test_read_ledger_without_a_ledger(tmp_path: Path) -> None:
