@@ -22,6 +22,8 @@ from rapid.rounding import rounded_down, rounded_up
 from rapid.runtime import choose_device
 from rapid.stages.audited import StageAudit, audit_stage
 
+RAPID = "rapid"
+"""The method whose denoiser is trained without --end-to-end."""
 GAME = {"canaries": 1000, "sample_rate": 0.25}
 STAGE = {"canaries": 200, "sample_rate": 0.1}
 """Defaults with --end-to-end."""
@@ -41,13 +43,17 @@ def audit(options: argparse.Namespace) -> None:
             problem = "is for --end-to-end; without it, a denoiser of rapid is trained on random latents"
             raise InputError(field, problem, getattr(options, field))
     base = None if options.base is None else Bundle.open(options.base, "base", "public")
+    if base is not None and base.config.method != RAPID:
+        problem = f"was made for {base.config.method}, and a denoiser of {RAPID} would be trained; add --end-to-end"
+        raise InputError("base", problem, options.base)
     settings = (
         load_settings(options.preset or "demo", options.overrides)
         if base is None
         else apply_overrides(base.settings_as(RapidSettings).model_dump(mode="json"), options.overrides)
     )
     if not isinstance(settings, RapidSettings):
-        raise InputError("preset", f"is for the method {settings.method}; the audit trains a denoiser of rapid")
+        problem = f"is for {settings.method}, and a denoiser of {RAPID} would be trained; add --end-to-end"
+        raise InputError("preset", problem, options.preset)
     game = run_audit(
         settings,
         epsilon=options.epsilon,

@@ -8,14 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rapid.bundle import Bundle
+from rapid.bundle import Bundle, BundleConfig, write_bundle
 from rapid.cli import main
+from rapid.config.sections import ImageSettings
 from rapid.dp.audit.findings import deviations_needed
 from rapid.dp.audit.guesses import largest_refutable
 from rapid.dp.audit.power import off_by
 from rapid.nn import Denoiser
 from rapid.training.optimizers import select_trainable
 
+OTHER = BundleConfig(kind="public", method="dpdm", settings={}, image=ImageSettings(), classes=(), public=None)
+"""Of a public bundle of another method than rapid."""
 TRAINED = "unet.up_blocks*"
 """Fewer layers are quicker to audit."""
 GAME = ["audit", "--canaries", "100", "--steps", "2", "--sample-rate", "1", "--set", "private.physical_batch=64",
@@ -97,6 +100,8 @@ def test_a_stage_with_too_little_noise_is_refuted(
         ("--images {digits}", "--images"),
         ("--method rapid", "--method rapid"),
         ("--base {private}", "expected a public one"),
+        ("--base {other}", "was made for dpdm, and a denoiser of rapid would be trained; add --end-to-end"),
+        ("--preset dpdm-mnist", "is for dpdm, and a denoiser of rapid would be trained; add --end-to-end"),
         ("--canaries 19", "--canaries 19"),
     ],
 )
@@ -106,9 +111,11 @@ def test_bad_input_is_one_line(
     public_bundle: Path,
     private_bundle: Path,
     digits: Path,
+    tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    places = {"public": public_bundle, "private": private_bundle, "digits": digits}
+    other = write_bundle(tmp_path / "other", OTHER, {}, card="").path
+    places = {"public": public_bundle, "private": private_bundle, "digits": digits, "other": other}
     assert main(["audit", "--epsilon", "1", *(part.format(**places) for part in arguments.split())]) == 2
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("rapid: ")]
     assert len(lines) == 1
