@@ -26,19 +26,28 @@ GROUP = "rapid.methods"
 
 def method_names() -> list[str]:
     """Names of all methods, of rapid and of installed packages."""
-    return sorted({*_own(), *_installed()})
+    return sorted({*_own(), *(entry.name for entry in entry_points(group=GROUP))})
 
 
 def find_method(name: str) -> Method[Any]:
     """The method of this name.
 
     Raises:
-        InputError: there is none, or its package cannot be loaded.
+        InputError: there is none, or several, or its package cannot be loaded.
     """
-    if name in (own := _own()):
+    own, installed = _own(), [entry for entry in entry_points(group=GROUP) if entry.name == name]
+    packages = " and ".join(sorted(map(_package, installed)))
+    if name in own:
+        if installed:
+            problem = (
+                f"is a method of rapid, and {packages} would replace it; remove that package, or rename its method"
+            )
+            raise InputError("method", problem, name)
         return _method(importlib.import_module(f"{__name__}.{own[name]}").METHOD)
-    if name in (installed := _installed()):
-        return _loaded(installed[name])
+    if len(installed) > 1:
+        raise InputError("method", f"is the method of several packages, {packages}; remove all but one", name)
+    if installed:
+        return _loaded(installed[0])
     raise InputError("method", f"is unknown; choose one of {', '.join(method_names())}", name)
 
 
@@ -195,13 +204,14 @@ def _own() -> dict[str, str]:
     return {info.name.replace("_", "-"): info.name for info in pkgutil.iter_modules(__path__) if info.ispkg}
 
 
-def _installed() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+def _package(entry: EntryPoint) -> str:
+    """Name of the package that an entry point belongs to."""
+    return entry.dist.name if entry.dist else entry.value
 
 
 def _loaded(entry: EntryPoint) -> Method[Any]:
     """The method of an installed package."""
-    package = entry.dist.name if entry.dist else entry.value
+    package = _package(entry)
     try:
         found = entry.load()
     except Exception as error:
