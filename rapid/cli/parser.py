@@ -84,9 +84,10 @@ def _plan(subparsers: Subparsers) -> None:
         "--batch", type=int, action="append", default=[], metavar="B", help=f"expected batch size {several}"
     )
     plan.add_argument("--steps", type=int, action="append", default=[], metavar="S", help=f"number of steps {several}")
+    plan.add_argument("--method", metavar="NAME", help="method; default: that of --base or --preset")
     plan.add_argument("--base", type=Path, metavar="DIR", help="public bundle whose network and settings are used")
     add_json(plan)
-    add_settings(plan, default_preset=None, shown="that of --base, or letters-mnist")
+    add_settings(plan, default_preset=None, shown="that of --base, none with --method, or letters-mnist")
 
 
 def _train_private(subparsers: Subparsers) -> None:

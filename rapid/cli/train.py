@@ -24,7 +24,7 @@ from rapid.dp import PublicFacts, Ranks, default_delta
 from rapid.dp.proposal import EXPLANATION, choices, propose
 from rapid.dp.releases import DpSgdSpec, QuerySpec, check_budget
 from rapid.errors import InputError
-from rapid.methods import apply_overrides, find_method, load_settings
+from rapid.methods import apply_overrides, find_method
 from rapid.progress import Progress
 from rapid.ranks import LONG_TIMEOUT
 from rapid.rounding import rounded_up
@@ -42,15 +42,12 @@ CLASSES = 10
 def plan(options: argparse.Namespace) -> None:
     """`rapid plan`."""
     base = None if options.base is None else Bundle.open(options.base, "base", "public")
-    settings = (
-        load_settings(options.preset or "letters-mnist", options.overrides)
-        if base is None
-        else _settings_on(base, options.preset, options.overrides)
-    )
+    settings = settings_without_base(options, "letters-mnist") if base is None else _settings_on(base, options)
     method = find_method(settings.method)
     numbers_of = settings.private
     if not isinstance(numbers_of, DpSgdSettings):
-        raise InputError("base" if base else "preset", f"{method.name} has no batches and steps to compare")
+        field = "base" if base else "method" if options.preset is None else "preset"
+        raise InputError(field, f"{method.name} has no batches and steps to compare")
     for field, numbers in (("batch", options.batch), ("steps", options.steps)):
         if any(number < 1 for number in numbers):
             raise InputError(field, "must be at least 1", min(numbers))
@@ -101,7 +98,7 @@ def _print_plan(
     settings: MethodSettings, facts: PublicFacts, common: dict[str, Any], rows: list[dict[str, Any]]
 ) -> None:
     """The plans as a table, with what they have in common."""
-    trained = f"{common['parameters']:,} trained parameters ({settings.preset})"
+    trained = f"{common['parameters']:,} trained parameters ({settings.preset or settings.method})"
     counted = "people, each with all their images" if facts.unit == ONE_PERSON else "private images"
     print(f"{facts.dataset_size:,} {counted}, delta {rounded_up(common['delta'])}, {trained}")
     if spent := [f"'{name}' alone would spend {share:.3g} of it" for name, share in common["shares"].items()]:
@@ -199,19 +196,19 @@ def _people(options: argparse.Namespace) -> PeopleFrom | None:
 def settings_of_run(base: Path | None, options: argparse.Namespace) -> MethodSettings:
     """Those of the base with preset and overrides; without a base, those of the preset or of the method."""
     if base is not None:
-        bundle = Bundle.open(base, "base", "public")
-        if options.method not in (None, bundle.config.method):
-            raise InputError("method", f"--base was made for {bundle.config.method}", options.method)
-        return _settings_on(bundle, options.preset, options.overrides)
+        return _settings_on(Bundle.open(base, "base", "public"), options)
     if options.preset is None and options.method is None:
         raise InputError("base", "give a public bundle, or a --method that needs none")
     return settings_without_base(options)
 
 
-def _settings_on(base: Bundle, preset: str | None, overrides: list[str]) -> MethodSettings:
+def _settings_on(base: Bundle, options: argparse.Namespace) -> MethodSettings:
     """The settings of a private run on a public bundle."""
+    if options.method not in (None, base.config.method):
+        raise InputError("method", f"--base was made for {base.config.method}", options.method)
     settings: MethodSettings = base.settings_as(find_method(base.config.method).settings)
-    return private_settings(settings, None if preset == AUTO else preset, overrides)
+    preset = None if options.preset == AUTO else options.preset
+    return private_settings(settings, preset, options.overrides)
 
 
 def _facts(options: argparse.Namespace, images: ImageSet | None) -> PublicFacts:

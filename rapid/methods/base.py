@@ -172,7 +172,7 @@ class Method(Protocol[S]):
         """
 
     def releases(self, settings: S, facts: PublicFacts, base: Bundle | None) -> Sequence[DpSgdSpec | QuerySpec]:
-        """The releases of the private stage; exactly one has no share of epsilon.
+        """The releases of the private stage: their N is `facts.dataset_size`, and exactly one has no share of epsilon.
 
         Called before anything is written or spent, so it also checks that settings, base and facts fit together.
 
@@ -183,17 +183,18 @@ class Method(Protocol[S]):
     def train_private(self, access: PrivateAccess, base: Bundle | None, settings: S) -> Mapping[str, Component]:
         """Make the components of a private bundle; private images are used only through `access`.
 
-        A resumed run calls it again; `access` then returns the recorded results of earlier releases.
+        When it returns, all releases are made, with all their steps; the result has at least one component. A resumed
+        run calls it again; `access` then returns the recorded results of earlier releases.
 
         Raises:
             PrivacyRefused: continuing would break the guarantee.
         """
 
     def describe_private(self, settings: S, base: Bundle | None, budget: Budget) -> Description:
-        """Describe a private bundle."""
+        """Describe a private bundle; called before the first release, too."""
 
     def privacy_notes(self, base: Bundle | None, budget: Budget) -> Sequence[str]:
-        """Sentences for the privacy statement, such as the result of a check."""
+        """Sentences for the privacy statement, such as what is checked; called before the first release, too."""
 
     def trained_parameters(self, settings: S, classes: int) -> int:
         """Number of parameters that the private stage trains."""

@@ -84,6 +84,8 @@ GENERATE = "generate --model {private} --count 2 --out {new}.npz"
         ("plan --size 100 --batch 0", "--batch"),
         ("plan --size 100 --delta 2", "--delta"),
         ("plan --private {tmp}/none", "--private"),
+        ("plan --size 100 --base {public} --method dp-gan", "--method dp-gan: --base was made for rapid"),
+        ("plan --size 100 --preset dpdm-mnist --method rapid", "--method rapid: --preset dpdm-mnist is for dpdm"),
         (TRAIN + " --set private.multiplicity=0", "private.multiplicity"),
         (TRAIN + " --set private.noise_source=dice", "private.noise_source"),
         (TRAIN + " --set private.noise_source=device --device cpu", "use chacha20 on a CPU"),

@@ -79,6 +79,12 @@ def test_the_method_of_the_docs(digits: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
     privacy = json.loads((tmp_path / "model" / "privacy.json").read_text())
     assert (privacy["dataset_size"], privacy["steps"]) == (10_000, 60)
+    numbers = ["--size", 10_000, "--epsilon", 8, "--batch", 500, "--steps", 60]
+    done = tests_process.run("plan", *method, *numbers, "--json", env=own)
+    (planned,) = json.loads(done.stdout)["plans"]
+    assert planned["noise_multiplier"] == pytest.approx(privacy["noise_multiplier"], rel=1e-6)
+    told = tests_process.run("plan", *method, *numbers, env=own).stdout
+    assert "trained parameters (small-classifier)" in told
     table = tmp_path / "predictions.csv"
     done = tests_process.run("predict", "--model", tmp_path / "model", "--data", real, "--out", table, env=own)
     assert done.returncode == 0, done.stderr
