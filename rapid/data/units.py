@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -36,3 +37,16 @@ def numbered(names: Iterable[str]) -> NDArray[np.int64]:
     """
     same = np.array([unicodedata.normalize("NFC", name) for name in names], dtype=np.str_)
     return np.unique(same, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def people_digests(images: NDArray[np.uint8], units: NDArray[np.int64]) -> list[bytes]:
+    """sha256 of the images of each person, sorted: neither the order of images nor the numbers of people matter.
+
+    Args:
+        images: digests, or others of one size that stand for images, uint8 (N, bytes).
+        units: number of the person that each image shows, int64 (N,).
+    """
+    of_person: dict[int, list[bytes]] = {}
+    for image, unit in zip(map(bytes, images), units.tolist(), strict=True):
+        of_person.setdefault(unit, []).append(image)
+    return sorted(hashlib.sha256(b"".join(sorted(group))).digest() for group in of_person.values())

@@ -29,6 +29,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from rapid.data.units import people_digests
 from rapid.dp.events import check_known, event_from_json, event_to_json, has_selection, poisson_gaussian_steps
 from rapid.errors import InputError, PrivacyRefused
 from rapid.files import replacing
@@ -186,8 +187,7 @@ class Ledger:
             digests: of the images as they are stored, before they are fitted to a model, uint8 (N, 32), so that all
                 runs on them are of one account (`rapid.data.stored.image_digests`); their order does not matter.
         """
-        ordered = sorted(map(bytes, digests))
-        return hmac.new(self._key, b"dataset" + b"".join(ordered), hashlib.sha256).hexdigest()[:32]
+        return self._identifier(b"dataset", sorted(map(bytes, digests)))
 
     def assignment(self, digests: NDArray[np.uint8], units: NDArray[np.int64]) -> str:
         """A keyed hash of whose image each is: 32 hexadecimal digits. Order of images and names do not matter.
@@ -196,11 +196,26 @@ class Ledger:
             digests: as for `account`.
             units: number of the person that each image shows, int64 (N,).
         """
-        of_person: dict[int, list[bytes]] = {}
-        for digest, unit in zip(map(bytes, digests), units.tolist(), strict=True):
-            of_person.setdefault(unit, []).append(digest)
-        people = sorted(hashlib.sha256(b"".join(sorted(group))).digest() for group in of_person.values())
-        return hmac.new(self._key, b"units" + b"".join(people), hashlib.sha256).hexdigest()[:32]
+        return self._identifier(b"units", people_digests(digests, units))
+
+    def labelling(
+        self, digests: NDArray[np.uint8], labels: NDArray[np.int64], units: NDArray[np.int64] | None = None
+    ) -> str:
+        """A keyed hash of the label of each image: 32 hexadecimal digits. Order of images and names of people do not
+        matter.
+
+        Without the key it tells no label, only whether runs of one ledger on the same images had the same ones. Who has
+        the key and the images can check a guess of all labels at once, and so find one label if they know all others.
+
+        Args:
+            digests: as for `account`.
+            labels: of each image, int64 (N,).
+            units: as for `assignment`; None if images are the units.
+        """
+        pairs = np.hstack([digests, labels.astype(">i8").reshape(-1, 1).view(np.uint8)])
+        if units is not None:
+            return self._identifier(b"labelled people", people_digests(pairs, units))
+        return self._identifier(b"labels", sorted(map(bytes, pairs)))
 
     def entries(self) -> list[Entry]:
         """All lines, checked.
@@ -220,6 +235,9 @@ class Ledger:
         """
         with self._locked():
             yield Transaction(self, self._read())
+
+    def _identifier(self, what: bytes, parts: Iterable[bytes]) -> str:
+        return hmac.new(self._key, what + b"".join(parts), hashlib.sha256).hexdigest()[:32]
 
     def _append(
         self,

@@ -38,12 +38,14 @@ class PrivateSet:
         facts: what is public about them.
         account: identifier of the data set in the ledger; empty on all ranks but the first.
         assignment: identifier of whose image each is; empty if images are the units, and on all ranks but the first.
+        labelling: identifier of their labels; empty without labels, and on all ranks but the first.
     """
 
     images: ImageSet
     facts: PublicFacts
     account: str
     assignment: str
+    labelling: str
 
     @classmethod
     def read(cls, private: PrivateImages, settings: MethodSettings, base: Bundle | None, ledger: Ledger | None) -> Self:
@@ -60,14 +62,16 @@ class PrivateSet:
         """
         loaded = private.load(settings.image, digests=ledger is not None)
         check_colours(loaded, settings, base)
-        account = assignment = ""
+        account = assignment = labelling = ""
         if ledger is not None and loaded.digests is not None:
             # hashed as stored on disk, so that the identifier is the same at every image size
-            account = ledger.account(loaded.digests)
-            assignment = "" if loaded.units is None else ledger.assignment(loaded.digests, loaded.units)
+            digests, units, labels = loaded.digests, loaded.units, loaded.labels
+            account = ledger.account(digests)
+            assignment = "" if units is None else ledger.assignment(digests, units)
+            labelling = "" if labels is None else ledger.labelling(digests, labels, units)
         # what they were before is not for the method
         images = replace(loaded, stored=None, digests=None)
-        return cls(images, PublicFacts.of(images), account, assignment)
+        return cls(images, PublicFacts.of(images), account, assignment, labelling)
 
     def request(self, base: Bundle | None, epsilon: float, delta: float | None) -> Json:
         """What a run on them asks for, beside its settings; ready for JSON.
@@ -115,7 +119,7 @@ class PrivateSet:
 
     def charge(self, ledger: Ledger, run_folder: RunFolder, limit: Limit) -> Charge:
         """The charge of the run in a folder to their account."""
-        name = run_folder.run_name(self.account, self.assignment)
+        name = run_folder.run_name(self.account, self.assignment, self.labelling)
         return Charge(ledger, self.account, name, limit, run_folder.earlier_names())
 
     def part(self, ranks: Ranks) -> ImageSet:

@@ -121,7 +121,7 @@ class RunFolder:
         inside = self._checkpoints.iterdir() if self._checkpoints.is_dir() else ()
         return any(path.name not in {LOCK, *but} and not path.name.startswith(f".{MANIFEST}.") for path in inside)
 
-    def run_name(self, dataset: str = "", units: str = "") -> str:
+    def run_name(self, dataset: str = "", units: str = "", labels: str | None = None) -> str:
         """A random name for the run in this folder, the same when it is resumed here.
 
         A copy of the folder is another run: releases that both make are charged twice. `earlier_names` has the name of
@@ -130,10 +130,12 @@ class RunFolder:
         Args:
             dataset: keyed identifier of the private images, which binds the folder to them and to their ledger.
             units: keyed hash of whose image each is, if people are the units; binds the folder to it.
+            labels: keyed hash of the label of each image, empty if they have none; binds the folder to it, one of an
+                older version from now on. None if the run does not look at labels.
 
         Raises:
-            InputError: the run was begun with other images, with another ledger, or with other people, or its name is
-                lost beside its training states.
+            InputError: the run was begun with other images, with another ledger, with other people, or with other
+                labels, or its name is lost beside its training states.
         """
         file, folder = self._checkpoints / RUN, _places(self.out.resolve())
         try:
@@ -157,6 +159,9 @@ class RunFolder:
             )
         if units:
             written["units"] = units
+        if labels is not None and written.setdefault("labels", labels) != labels:
+            problem = "has other labels than when the run in --out began; give the same labels, or a new --out"
+            raise InputError("private", problem)
         name = written.get("run")
         known = written.get("folder")
         if not isinstance(name, str) or not isinstance(known, list) or not any(place in known for place in folder):

@@ -176,6 +176,41 @@ def test_an_account_is_that_of_the_images_in_any_order(
         assert account != ledger.account(image_digests(changed))
 
 
+@given(st.integers(2, 6), st.integers(0, 2**32 - 1), st.booleans())
+def test_labels_are_known_in_any_order(
+    tmp_path_factory: pytest.TempPathFactory, n: int, s: int, by_people: bool
+) -> None:
+    draws = np.random.default_rng(s)
+    digests = image_digests(draws.integers(0, 256, (n, 2, 2), dtype=np.uint8))
+    labels, units = draws.integers(0, 300, n), draws.integers(0, 3, n) if by_people else None
+    folder = tmp_path_factory.mktemp("ledgers")
+    ledger = Ledger(folder / "one")
+    found = ledger.labelling(digests, labels, units)
+    order = draws.permutation(n)
+    renamed = None if units is None else 7 - units[order]
+    assert found == Ledger(folder / "one").labelling(digests[order], labels[order], renamed)
+    assert len(found) == 32
+    # without the key there is nothing to compare a guess with
+    assert found != Ledger(folder / "two").labelling(digests, labels, units)
+    for number in range(n):
+        changed = labels.copy()
+        changed[number] += draws.choice([1, 256, 2**40])
+        assert ledger.labelling(digests, changed, units) != found
+    # a label belongs to its image
+    others = np.roll(labels, 1)
+    assert (ledger.labelling(digests, others, units) == found) == np.array_equal(labels, others)
+
+
+def test_labels_of_equal_images_belong_to_their_people(tmp_path: Path) -> None:
+    """Two people show the same image, and each has another one."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    digests = image_digests(np.array([0, 0, 1, 2], np.uint8).reshape(4, 1, 1))
+    units = np.array([0, 1, 0, 1])
+    found = ledger.labelling(digests, np.array([5, 6, 7, 7]), units)
+    assert ledger.labelling(digests, np.array([6, 5, 7, 7]), units) != found
+    assert ledger.labelling(digests, np.array([6, 5, 7, 7]), np.array([1, 0, 0, 1])) == found
+
+
 def test_runs_compose_numerically(written: Path) -> None:
     together = spent(written)
     alone = epsilon_of(RUN)

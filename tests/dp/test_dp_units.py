@@ -201,7 +201,7 @@ def test_units_without_images_are_an_error(units: list[int]) -> None:
 
 def test_ranks_get_whole_people() -> None:
     images = set_of(people([3, 1, 4, 1, 5]))
-    private = PrivateSet(images, PublicFacts.of(images), "", "")
+    private = PrivateSet(images, PublicFacts.of(images), "", "", "")
     parts = [private.part(Ranks(rank, 3)) for rank in range(3)]
     assert sum(len(part) for part in parts) == len(images)
     for rank, part in enumerate(parts):
@@ -217,7 +217,7 @@ def test_ranks_get_whole_people() -> None:
 
 def test_more_ranks_than_people() -> None:
     images = set_of(people([3]))
-    part = PrivateSet(images, PublicFacts.of(images), "", "").part(Ranks(1, 2))
+    part = PrivateSet(images, PublicFacts.of(images), "", "", "").part(Ranks(1, 2))
     assert part.units is not None
     empty = Units(torch.from_numpy(part.units))
     assert empty.number(torch.zeros(0, dtype=torch.bool)).tolist() == [0]

@@ -9,17 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from rapid.bundle import Bundle, Component
 from rapid.bundle.components import save_component
 from rapid.data.private import PrivateImages
-from rapid.data.units import ONE_IMAGE, ONE_PERSON
+from rapid.data.units import ONE_IMAGE, ONE_PERSON, PeopleFrom
 from rapid.dp.accounting import prv_epsilon
 from rapid.dp.events import event_from_json
 from rapid.dp.ledger import Ledger
 from rapid.dp.spending import balances
 from rapid.dp.statement import RETAKEN_NOTE
-from rapid.errors import InputError
+from rapid.errors import InputError, Stopped
 from rapid.files import content_hash
 from rapid.methods import apply_overrides
 from rapid.methods.rapid.knowledge_base import open_knowledge_base
@@ -132,6 +133,37 @@ def test_a_run_is_resumed_with_the_noise_that_it_began_with(
     assert train(5.0, resume=True) is not None
     with pytest.raises(InputError, match="epsilon"):
         train(5.1, resume=True)
+
+
+@pytest.mark.parametrize("people", [None, PeopleFrom("person")])
+def test_a_stopped_run_does_not_go_on_with_other_labels(
+    tmp_path: Path, public_bundle: Path, digits: Path, tiny_settings: RapidSettings, people: PeopleFrom | None
+) -> None:
+    """Half of the model would be of the old labels."""
+    with np.load(digits) as archive:
+        arrays = dict(archive) | {"person": np.arange(100) // 2}
+    out, book = tmp_path / "out", tmp_path / "ledger.jsonl"
+
+    def go(labels: NDArray[np.int64], *, resume: bool) -> None:
+        np.savez(tmp_path / "private.npz", **arrays | {"labels": labels})
+        train_private_bundle(
+            public_bundle, PrivateImages(tmp_path / "private.npz", people=people), out, tiny_settings,
+            epsilon=10.0, delta=1e-3, device=CPU, resume=resume, ledger=book,
+        )  # fmt: skip
+
+    def stop(*_: object, **__: object) -> None:
+        raise Stopped("stopped")
+
+    with pytest.raises(Stopped), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rapid.bundle.format.save_component", stop)
+        go((arrays["labels"] + 1) % 10, resume=False)
+    lines = len(Ledger(book).entries())
+    with pytest.raises(InputError, match="has other labels than when the run in --out began") as refused:
+        go(arrays["labels"], resume=True)
+    assert refused.value.exit_code == 2
+    assert len(Ledger(book).entries()) == lines
+    go((arrays["labels"] + 1) % 10, resume=True)
+    assert (out / "config.json").exists()
 
 
 def test_a_bundle_has_nothing_of_an_earlier_attempt(

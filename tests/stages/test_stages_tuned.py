@@ -196,6 +196,29 @@ def test_a_stopped_run_goes_on_and_is_charged_once(private: Path) -> None:
     assert not folder.exists()
 
 
+def test_a_stopped_run_does_not_go_on_with_other_labels(private: Path) -> None:
+    """Its trials would be scored on another data set, which one charge does not cover."""
+    with stop_on_signal(), pytest.raises(Stopped):
+        tune(private, Referee(stop_at(0)))
+    with np.load(private) as archive:
+        arrays = dict(archive)
+    lines = len(Ledger(private.parent / "ledger.jsonl").entries())
+    changed = arrays["labels"].copy()
+    changed[:30] = 1 - changed[:30]
+    np.savez(private, **arrays | {"labels": changed})
+    other = Referee()
+    with pytest.raises(InputError, match="has other labels than when the run in --out began"):
+        tune(private, other, resume=True)
+    assert not other.asked
+    assert len(Ledger(private.parent / "ledger.jsonl").entries()) == lines
+    # in another order they are the same
+    order = np.random.default_rng(1).permutation(100)
+    np.savez(private, images=arrays["images"][order], labels=arrays["labels"][order], classes=arrays["classes"])
+    one = spent(private).epsilon
+    tune(private, other, resume=True)
+    assert spent(private).epsilon == one
+
+
 def test_a_copy_of_a_stopped_run_is_charged_again(private: Path, recwarn: pytest.WarningsRecorder) -> None:
     out, copy = private.parent / "out", private.parent / "copy"
     with stop_on_signal(), pytest.raises(Stopped):

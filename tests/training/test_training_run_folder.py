@@ -163,6 +163,26 @@ def test_a_run_has_one_name_and_its_copy_another(tmp_path: Path) -> None:
     assert RunFolder(tmp_path / "out").run_name() != name
 
 
+@pytest.mark.parametrize(("labels", "others"), [("a" * 32, "b" * 32), ("a" * 32, ""), ("", "a" * 32)])
+def test_a_run_is_bound_to_its_labels(tmp_path: Path, labels: str, others: str) -> None:
+    with enter(tmp_path) as run_folder:
+        name = run_folder.run_name("images", "", labels)
+        file = tmp_path / "checkpoints" / "run.json"
+        before = file.read_bytes()
+        with pytest.raises(InputError, match="private: has other labels than when the run in --out began; give the"):
+            run_folder.run_name("images", "", others)
+        assert file.read_bytes() == before
+        # a count that looks at no label is bound to none
+        assert name == run_folder.run_name("images", "", labels) == run_folder.run_name("images")
+        # an older version wrote none down: the run is bound to those with which it goes on
+        written = json.loads(before)
+        assert written.pop("labels") == labels
+        file.write_text(json.dumps(written))
+        assert run_folder.run_name("images", "", others) == name
+        with pytest.raises(InputError, match="other labels"):
+            run_folder.run_name("images", "", labels)
+
+
 def test_only_a_folder_that_this_run_began_is_discarded(tmp_path: Path) -> None:
     with enter(tmp_path / "out") as run_folder:
         pass
