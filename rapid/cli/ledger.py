@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rapid.data import load_images
 from rapid.data.canvas import Canvas
-from rapid.data.units import PeopleFrom
+from rapid.data.units import ONE_IMAGE, PeopleFrom
 from rapid.dp.events import has_selection
 from rapid.dp.ledger import Entry, Ledger, Limit, default_path
 from rapid.dp.releases import check_budget
@@ -47,7 +47,9 @@ def show(options: argparse.Namespace) -> None:
         for entry in one.runs:
             state = {"settle": "spent", "spend": "spent at most"}.get(entry.kind, "reserved")
             asked = f"asked for {as_typed(entry.epsilon)} at {rounded_up(entry.delta, 6)}"
-            print(f"  run {entry.run}  {entry.time}  {state}, {asked}")
+            # the default goes without saying
+            unit = f", for {entry.unit}" if entry.unit not in ("", ONE_IMAGE) else ""
+            print(f"  run {entry.run}  {entry.time}  {state}, {asked}{unit}")
 
 
 def limit(options: argparse.Namespace) -> None:

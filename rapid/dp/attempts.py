@@ -28,7 +28,8 @@ from rapid.errors import PrivacyRefused
 def counted(entries: Sequence[Entry], dataset: str, *, superseded: Collection[str] = ()) -> list[Entry]:
     """The line that each attempt on a data set is charged by, without attempts that took nothing.
 
-    Lines of rapid 0.2 and earlier have no attempts: the last one of each run counts.
+    Each has the unit that its attempt was reserved for. Lines of rapid 0.2 and earlier have no attempts: the last one
+    of each run counts.
 
     Args:
         entries: all lines of the ledger.
@@ -42,10 +43,10 @@ def counted(entries: Sequence[Entry], dataset: str, *, superseded: Collection[st
             attempts.setdefault((entry.run, entry.attempt), []).append(entry)
             newest[entry.run] = max(newest.get(entry.run, 0), entry.attempt)
     found = [
-        _counted_line(lines, may_go_on=attempt == newest[run] and run not in superseded)
+        (_counted_line(lines, may_go_on=attempt == newest[run] and run not in superseded), lines[0].unit)
         for (run, attempt), lines in attempts.items()
     ]
-    return [line for line in found if line is not None and line.releases]
+    return [line.model_copy(update={"unit": unit}) for line, unit in found if line is not None and line.releases]
 
 
 def _counted_line(lines: Sequence[Entry], *, may_go_on: bool) -> Entry | None:

@@ -106,6 +106,7 @@ class Entry(BaseModel):
         checkpoints: from which the attempt goes on (`reserve`), or its newest ones.
         order: of a limit, the Renyi order of its filter; None in lines of rapid 0.2 and earlier.
         continues: of a reserve line: earlier names of the run, whose folder was moved or copied.
+        unit: of a reserve line: whose data the run protects, `rapid.data.units`; empty in lines that do not tell.
         mac: keyed hash, see the module.
     """
 
@@ -123,6 +124,7 @@ class Entry(BaseModel):
     checkpoints: tuple[Saved, ...] = ()
     order: int | None = Field(None, ge=2)
     continues: tuple[str, ...] = ()
+    unit: str = ""
     mac: str
 
     @field_validator("releases", mode="before")
@@ -372,12 +374,13 @@ class Transaction:
         attempt: int,
         checkpoints: Iterable[Saved],
         continues: Sequence[str] = (),
+        unit: str = "",
     ) -> None:
         """Add a line that charges an attempt; see `Entry`."""
         places = [list(checkpoint) for checkpoint in checkpoints]
         more: dict[str, Any] = {"attempt": attempt, "checkpoints": places}
         # versions that do not know the field can read a ledger without it
-        more |= {"continues": list(continues)} if continues else {}
+        more |= ({"continues": list(continues)} if continues else {}) | ({"unit": unit} if unit else {})
         self._add(kind, dataset, run, asked, releases, more)
 
     def _add(

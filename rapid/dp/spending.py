@@ -96,6 +96,7 @@ class Charge:
         run: name of the run, the same when it is resumed.
         asked: requested epsilon and delta of the run alone.
         earlier: names of the run in folders from which this one was moved or copied.
+        unit: whose data the run protects; empty: its lines do not tell.
     """
 
     ledger: Ledger
@@ -103,6 +104,7 @@ class Charge:
     run: str
     asked: Limit
     earlier: tuple[str, ...] = ()
+    unit: str = ""
 
     def begin(self, releases: Sequence[Release], starts: Mapping[str, Saved] | None = None) -> Attempt:
         """Charge an attempt with all that it may take, before its first step.
@@ -138,6 +140,7 @@ class Charge:
                 attempt=number,
                 checkpoints=[place for place in starts.values() if place.step],
                 continues=self.earlier,
+                unit=self.unit,
             )
         return Attempt(self.ledger, self.dataset, self.run, self.asked, number, releases, starts)
 
@@ -174,6 +177,7 @@ class Charge:
                     wanted,
                     attempt=number,
                     checkpoints=[found] if goes_on else [],
+                    unit=self.unit if kind == "reserve" else "",
                 )
         return WholeAttempt(self.ledger, self.dataset, self.run, self.asked, number, release.name, wanted)
 

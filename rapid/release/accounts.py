@@ -36,6 +36,8 @@ CRYPTOGRAPHIC = NOISE_SOURCES[Randomness.source]
 ADAPTIVE = "holds even if later releases were chosen after the results of earlier ones were seen"
 FIXED = "holds if all releases had been fixed in advance"
 LIBRARY = f"RDP of each candidate alone (dp-accounting {metadata.version('dp-accounting')})"
+NAMED = 3
+"""Runs that a rule names; the report lists all of them."""
 Json = dict[str, Any]
 
 
@@ -230,13 +232,18 @@ class Account:
         """
         entries = ledger.entries()
         runs = tuple(counted(entries, dataset))
-        names = {entry.run: {entry.run} | earlier_names(entries, entry.run) for entry in runs}
-        return cls(len(entries), dataset, runs, limit_of(entries, dataset), *_run_of(runs, names, statement))
+        possible = [entry for entry in runs if entry.unit in ("", statement.unit)]
+        names = {entry.run: {entry.run} | earlier_names(entries, entry.run) for entry in possible}
+        return cls(len(entries), dataset, runs, limit_of(entries, dataset), *_run_of(possible, names, statement))
 
     @property
     def events(self) -> list[DpEvent]:
         """Everything that was released, or may be by a run that goes on."""
         return [release.dp_event for entry in self.runs for release in entry.releases]
+
+    def for_others(self, unit: str) -> dict[str, str]:
+        """The unit of each run that is not known to protect `unit`; empty if that is not known either."""
+        return {entry.run: entry.unit for entry in self.runs if entry.unit != unit}
 
     def together(self, policy: Policy, delta: float, more: Sequence[DpEvent] = ()) -> tuple[float, float]:
         """Epsilon of all runs together at `delta`: one that holds for adaptive choices, and the tighter PRV figure.
@@ -263,6 +270,8 @@ class Account:
             "limit": {"epsilon": self.limit.epsilon, "delta": self.limit.delta} if self.limit else None,
             "model_run": self.model_run or None,
             "delta": delta,
+            "unit": policy.unit,
+            "for_others": sorted(self.for_others(policy.unit)),
             "epsilon": number(adaptive),
             "epsilon_means": ADAPTIVE,
             "epsilon_prv": number(fixed),
@@ -306,7 +315,7 @@ def ledger_rules(policy: Policy, account: Account | str | None, delta: float) ->
         account: None if no private images were given; text if there is none to read.
         delta: of the model.
     """
-    demand, required = policy.ledger, policy.ledger.required
+    demand, required, others = policy.ledger, policy.ledger.required, dict[str, str]()
     words = ["the ledger is intact", "the ledger is charged for this model, under these private images"]
     if account is None:
         missing = "no --private images were given, so their account is not known"
@@ -323,12 +332,22 @@ def ledger_rules(policy: Policy, account: Account | str | None, delta: float) ->
         rules.append(rule("ledger-run", words[1], run, bool(account.model_run), required=required))
         adaptive, fixed = account.together(policy, delta)
         found = f"{rounded_up(adaptive, 4)} at delta {rounded_up(delta)} ({rounded_up(fixed, 4)} if fixed in advance)"
-        total = adaptive
+        total, others = adaptive, account.for_others(policy.unit)
     if demand.max_epsilon is not None:
-        most = f"all releases about these images together spend at most epsilon {as_typed(demand.max_epsilon)}"
+        spent = f"spend at most epsilon {as_typed(demand.max_epsilon)} for {policy.unit}"
+        most = f"all releases about these images together {spent}"
         holds = None if total is None else total <= demand.max_epsilon
+        if others:
+            found = f"{found}, which is not known to hold for {policy.unit}: {_units_in_words(others)}"
+            # what a run for one unit tells about another is not known
+            holds = None if holds and not any(others.values()) else False
         rules.append(rule("ledger-total", most, found, holds, required=required))
     return rules
+
+
+def _units_in_words(units: Mapping[str, str]) -> str:
+    words = [f"run {run} is for {unit or 'an unknown unit'}" for run, unit in units.items()]
+    return ", ".join(words[:NAMED]) + (f" and {len(words) - NAMED} more" if len(words) > NAMED else "")
 
 
 def _run_of(runs: Sequence[Entry], names: Mapping[str, set[str]], statement: Statement) -> tuple[str, frozenset[str]]:
@@ -347,6 +366,7 @@ def _row(entry: Entry, made_this_model: bool) -> Json:
         "run": entry.run,
         "made_this_model": made_this_model,
         "attempt": entry.attempt,
+        "unit": entry.unit or None,
         "time": entry.time,
         "state": state,
         "asked_epsilon": entry.epsilon,

@@ -156,7 +156,7 @@ def _count(
             _check_recorded(folder.checkpoint(nearness.NAME), book, dataset)
         people = "" if private.units is None else book.assignment(private.digests, private.units)
         name, limit = folder.run_name(dataset, people), Limit(spent.epsilon, spent.delta)
-        charge = Charge(book, dataset, name, limit, folder.earlier_names())
+        charge = Charge(book, dataset, name, limit, folder.earlier_names(), facts.unit)
         # without the mark of a new folder, which a refusal would remove
         own = replace(private, stored=None, digests=None)
         access = PrivateAccess(own, facts, spent, RunFolder(request.out), device=device)

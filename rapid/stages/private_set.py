@@ -120,7 +120,7 @@ class PrivateSet:
     def charge(self, ledger: Ledger, run_folder: RunFolder, limit: Limit) -> Charge:
         """The charge of the run in a folder to their account."""
         name = run_folder.run_name(self.account, self.assignment, self.labelling)
-        return Charge(ledger, self.account, name, limit, run_folder.earlier_names())
+        return Charge(ledger, self.account, name, limit, run_folder.earlier_names(), self.facts.unit)
 
     def part(self, ranks: Ranks) -> ImageSet:
         """The images of this rank, with whole people; other images never reach its network."""

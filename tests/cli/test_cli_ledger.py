@@ -56,13 +56,13 @@ def test_a_second_run_beyond_the_limit_is_refused(
     assert len(found["runs"]) == 2
     assert found["limit"] == {"epsilon": 2.0, "delta": 1e-4}
     assert 1.0 < found["epsilon"] <= 2
-    assert {run["kind"] for run in found["runs"]} == {"settle"}
+    assert {(run["kind"], run["unit"]) for run in found["runs"]} == {("settle", "one image")}
     assert found["epsilon_prv"] < found["epsilon_filter"] == found["epsilon"]
     told = rapid("ledger", "show", found["dataset"][:8], ledger=ledger).stdout
     assert "of 2 at delta 0.0001" in told
     assert told.count("spent, asked for") == 2
     assert "holds even if plans are chosen after seeing earlier results" in told
-    assert "holds if all plans had been fixed in advance" in told
+    assert "holds if all plans had been fixed in advance" in told and "one image" not in told
     verified = rapid("ledger", "verify", ledger=ledger)
     assert (verified.returncode, "none altered" in verified.stdout) == (0, True)
     # nor if it was moved; a copy of an unfinished one is another run

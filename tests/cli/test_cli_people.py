@@ -106,6 +106,11 @@ def test_a_model_of_people(
         assert "latents" not in made.stderr
     # both are the same data set
     assert len({entry.dataset for entry in Ledger(book).entries()}) == 1
+    assert {entry.unit for entry in Ledger(book).entries() if entry.kind == "reserve"} == {"one person"}
+    shown = run("ledger", "show", "--ledger", book).stdout
+    assert shown.count(", for one person\n") == shown.count("  run ") == 2
+    runs = json.loads(run("ledger", "show", "--json", "--ledger", book).stdout)["datasets"][0]["runs"]
+    assert [one["unit"] for one in runs] == ["one person"] * 2
     # the same images, one of which is now another person's
     arrays["who"][0] = "smith1"
     np.savez(column, **arrays)

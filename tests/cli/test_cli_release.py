@@ -144,6 +144,8 @@ def test_a_model_within_the_policy(given: Given, passed: Passed) -> None:
     )
     page = (passed.out / "report.html").read_text()
     assert "The policy is met" in page
+    assert "is not known to hold for" not in page
+    assert {run["unit"] for run in content["ledger"]["runs"]} == {"one image"}
     assert "What is not guaranteed" in page
     assert not re.search(r"(src|href)=", page)
     fingerprint = re.findall(r"\b[0-9a-f]{64}\b", passed.done.stdout)[-1]
@@ -267,7 +269,11 @@ def test_above_the_policy(given: Given, passed: Passed, smiths: Path, tmp_path: 
     assert {name for name, rule in rules.items() if rule["stops"]} == failed
     assert rules["membership"]["outcome"] == rules["near-copies"]["outcome"] == "not measured"
     assert rules["audit"] | {"found": ""} == rules["audit"] | {"found": "", "outcome": "not measured", "stops": False}
-    assert "Do not release this model" in (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Do not release this model" in page
+    # the runs were for single images
+    assert "This is not known to hold for one person" in page
+    assert {run["unit"] for run in content["ledger"]["runs"]} == {"one image"}
     assert len(Ledger(default_path()).entries()) == before
     # genuine, but no permission
     assert "the report says that the policy is not met: " in refused(given, tmp_path / "out")

@@ -1,8 +1,9 @@
-"""Lines of rapid 0.1 in a ledger of today, and lines that none can read."""
+"""Ledgers of older versions today, and lines that none can read."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,31 @@ def test_a_run_of_an_older_rapid_that_goes_on_is_charged_for_both(old: Ledger) -
     Charge(old, "a" * 32, "one", ASKED).begin([counted(30.0)])
     old_events = [dp_sgd_event(1.0, 0.01, 100), gaussian_event(4.0), dp_sgd_event(9.0, 1.0, 3)]
     assert spent(old.path).epsilon_prv == pytest.approx(prv_epsilon([*old_events, gaussian_event(30.0)], DELTA))
+
+
+def test_lines_without_units_are_read_and_go_on(tmp_path: Path) -> None:
+    """A ledger that was written by the code before lines had units."""
+    book = Path(shutil.copytree(Path(__file__).with_name("ledger_without_units"), tmp_path / "book"))
+    ledger = Ledger(book / "ledger.jsonl")
+    before = ledger.path.read_bytes()
+    assert len(ledger.entries()) == 7
+    old = [gaussian_event(8.0), dp_sgd_event(3.0, 0.1, 2), gaussian_event(8.0)]
+    assert [(run.run, run.unit) for run in spent(ledger.path).runs] == [("one", ""), ("two", "")]
+    assert spent(ledger.path).epsilon_prv == pytest.approx(prv_epsilon(old, DELTA))
+    # the old run goes on, and says from now on whom it protects
+    for run, unit in (("two", "one image"), ("three", "one person")):
+        Charge(ledger, "a" * 32, run, ASKED, unit=unit).begin([counted(30.0)]).begin("count", 1)
+    assert ledger.path.read_bytes().startswith(before)
+    again = Ledger(ledger.path)
+    assert [entry.unit for entry in again.entries()[7:]] == ["one image", "", "one person", ""]
+    # whichever line of an attempt counts
+    runs = [("one", ""), ("two", ""), ("two", "one image"), ("three", "one person")]
+    assert [(run.run, run.unit) for run in spent(ledger.path).runs] == runs
+    assert spent(ledger.path).epsilon_prv == pytest.approx(prv_epsilon([*old, *[gaussian_event(30.0)] * 2], DELTA))
+    content = ledger.path.read_bytes()
+    ledger.path.write_bytes(content.replace(b"one person", b"one image", 1))
+    with pytest.raises(TamperedLedger, match="line 10 is not the one"):
+        Ledger(ledger.path).entries()
 
 
 def test_changed_lines_of_rapid_0_1_are_found(old: Ledger) -> None:

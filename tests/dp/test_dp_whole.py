@@ -85,6 +85,15 @@ def test_a_run_that_has_ended_cannot_settle(charge: Charge) -> None:
     assert times_charged(charge) == 3
 
 
+def test_its_reserve_lines_have_its_unit(charge: Charge) -> None:
+    people = Charge(charge.ledger, "digits", "people", ASKED, unit="one person")
+    people.begin_whole(RELEASE).settle(STATE)
+    people.begin_whole(RELEASE, STATE)
+    entries = charge.ledger.entries()
+    assert [(entry.kind, entry.unit) for entry in entries if entry.kind == "reserve"] == [("reserve", "one person")] * 2
+    assert [run.unit for run in balance(entries, "digits").runs] == ["one person"]
+
+
 def test_the_limit_is_kept(charge: Charge) -> None:
     """The first run may spend all of the limit by its own figure; after that the filter decides."""
     epsilon = prv_epsilon([EVENT], DELTA)

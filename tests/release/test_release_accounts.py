@@ -17,6 +17,7 @@ from rapid.bundle import Bundle
 from rapid.data import load_images
 from rapid.data.classes import UNDECLARED_NOTE
 from rapid.data.stored import image_digests
+from rapid.data.units import ONE_IMAGE, ONE_PERSON
 from rapid.dp.accounting import pld_epsilon, prv_epsilon
 from rapid.dp.events import compose, dp_sgd_event, event_to_json, gaussian_event
 from rapid.dp.ledger import Ledger, Limit, Spent
@@ -28,6 +29,7 @@ from rapid.dp.trials import Trials
 from rapid.errors import InputError
 from rapid.release.accounts import Recomputed, Statement, ledger_rules, read_account, statement_rules
 from rapid.release.policy import LedgerPolicy, Policy
+from rapid.release.rules import Rule
 
 LOOSE = Policy(max_epsilon=100, max_delta=0.1, unit="one image", ledger=LedgerPolicy(max_epsilon=None))
 
@@ -144,15 +146,20 @@ class Book:
         self.digests = image_digests(self.images.images)
         self.dataset = self.ledger.account(self.digests)
 
-    def charge(self, run: str, attempt: int, releases: list[Spent], continues: Sequence[str] = ()) -> None:
+    def charge(
+        self, run: str, attempt: int, releases: list[Spent], continues: Sequence[str] = (), unit: str = ONE_IMAGE
+    ) -> None:
         how: Any = {"attempt": attempt, "checkpoints": []}
         with self.ledger.transaction() as lines:
-            lines.charge("reserve", self.dataset, run, Limit(1, 1e-5), releases, continues=continues, **how)
+            lines.charge("reserve", self.dataset, run, Limit(1, 1e-5), releases, continues=continues, unit=unit, **how)
             lines.charge("settle", self.dataset, run, Limit(1, 1e-5), releases, **how)
 
     def rules(self, policy: Policy) -> dict[str, str]:
+        return {name: one.outcome for name, one in self.found(policy).items()}
+
+    def found(self, policy: Policy) -> dict[str, Rule]:
         account = read_account(self.path, self.digests, self.statement)
-        return {one.name: one.outcome for one in ledger_rules(policy, account, self.statement.delta)}
+        return {one.name: one for one in ledger_rules(policy, account, self.statement.delta)}
 
 
 def load_images_of(folder: Path) -> Any:
@@ -219,6 +226,63 @@ def test_the_total_is_that_of_all_runs(book: Book) -> None:
     limited = read_account(book.path, book.digests, book.statement)
     assert not isinstance(limited, str)
     assert limited.record(LOOSE, delta)["limit"] == {"epsilon": 3.0, "delta": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("policy", "own", "other", "outcome", "words"),
+    [
+        (ONE_PERSON, ONE_PERSON, ONE_PERSON, "pass", ""),
+        (ONE_PERSON, ONE_PERSON, ONE_IMAGE, "fail", "run first is for one image"),
+        (ONE_PERSON, ONE_PERSON, "", "not measured", "run first is for an unknown unit"),
+        (ONE_PERSON, "", ONE_IMAGE, "fail", "run first is for one image, run own is for an unknown unit"),
+        (ONE_IMAGE, ONE_IMAGE, ONE_IMAGE, "pass", ""),
+        # an image of a person who stays is protected less than the person
+        (ONE_IMAGE, ONE_IMAGE, ONE_PERSON, "fail", "run first is for one person"),
+        (ONE_IMAGE, ONE_IMAGE, "", "not measured", "run first is for an unknown unit"),
+    ],
+)
+def test_a_total_is_for_runs_of_the_same_unit(
+    book: Book, policy: str, own: str, other: str, outcome: str, words: str
+) -> None:
+    """Three images of one person are three images to a run for images, and one unit to another run."""
+    book.begin("units")
+    book.statement = book.statement.model_copy(update={"unit": policy})
+    book.charge("first", 1, [Spent.of("a", gaussian_event(4.0))], unit=other)
+    book.charge("own", 1, book.statement.spent, unit=own)
+    wide = LOOSE.model_copy(update={"unit": policy, "ledger": LedgerPolicy(max_epsilon=100)})
+    total = book.found(wide)["ledger-total"]
+    assert total.outcome == outcome
+    assert total.stops == (outcome != "pass")
+    assert total.demand == f"all releases about these images together spend at most epsilon 100 for {policy}"
+    assert total.found.partition(f", which is not known to hold for {policy}: ")[2] == words
+    # too much is too much for any unit
+    narrow = wide.model_copy(update={"ledger": LedgerPolicy(max_epsilon=0.1)})
+    assert book.rules(narrow)["ledger-total"] == "fail"
+    # what took nothing does not count
+    book.begin("empty")
+    book.charge("first", 1, [], unit=other)
+    book.charge("own", 1, book.statement.spent, unit=policy)
+    assert book.rules(wide)["ledger-total"] == "pass"
+
+
+def test_a_run_for_another_unit_made_another_model(book: Book) -> None:
+    book.begin("other")
+    book.charge("own", 1, book.statement.spent, unit=ONE_PERSON)
+    assert book.rules(LOOSE)["ledger-run"] == "fail"
+    book.charge("old", 1, book.statement.spent, unit="")
+    assert book.rules(LOOSE)["ledger-run"] == "pass"
+
+
+def test_a_report_names_the_unit_of_each_run(book: Book) -> None:
+    for run in range(5):
+        book.charge(f"old{run}", 1, [Spent.of("a", gaussian_event(4.0))], unit="")
+    account = read_account(book.path, book.digests, book.statement)
+    assert not isinstance(account, str)
+    record = account.record(LOOSE, book.statement.delta)
+    assert [run["unit"] for run in record["runs"]] == [ONE_IMAGE] * 2 + [None] * 5
+    assert (record["unit"], record["for_others"]) == (ONE_IMAGE, [f"old{run}" for run in range(5)])
+    wide = LOOSE.model_copy(update={"ledger": LedgerPolicy(max_epsilon=100)})
+    assert book.found(wide)["ledger-total"].found.endswith("run old2 is for an unknown unit and 2 more")
 
 
 def test_what_is_not_known_never_passes(book: Book, tmp_path: Path) -> None:
