@@ -101,7 +101,8 @@ def tune_private_bundle(  # noqa: PLR0913 - each is an argument of the command
         delta: in (0, 1), default 1 / (N ln N).
         trials: distribution of their number.
         device: where to train.
-        resume: continue the run in `out` if it stopped in order; else begin anew, and charge it again.
+        resume: continue the run in `out` if it stopped in order, and is not in a copy of its folder or on another disk;
+            else begin anew, warn of it, and charge it again.
         ledger: file in which the run is charged; default: `ledger.default_path`.
         planned: called with the budgets, before anything is spent.
 
@@ -141,9 +142,11 @@ def _run(
         run_folder.discard()
         raise
     if not attempt.goes_on:
-        if attempt.number > 1:
-            problem = "the earlier attempt was refused or did not stop in order: all trials begin and are charged anew"
-            warnings.warn(problem, stacklevel=2)
+        lost = "the earlier attempt was refused or did not stop in order"
+        moved = "--out was copied or moved to another disk, which makes it another run"
+        if attempt.number > 1 or charge.earlier:
+            why = lost if attempt.number > 1 else moved
+            warnings.warn(f"{why}: all trials begin and are charged anew", stacklevel=2)
         folder.begin(selection.trials.draw())
     try:
         # a warning may tell which candidates were drawn

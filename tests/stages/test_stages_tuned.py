@@ -36,6 +36,7 @@ from rapid.stopping import request_stop, stop_on_signal
 
 TOY = Path(__file__).parents[1] / "methods" / "toy"
 BOUNDS = {"low": 2.0, "middle": 4.0, "high": 8.0}
+MOVED = "--out was copied or moved to another disk, which makes it another run: all trials begin and are charged anew"
 CPU, EPSILON, DELTA = torch.device("cpu"), 60.0, 1e-4
 
 
@@ -233,6 +234,29 @@ def test_a_copy_of_a_stopped_run_is_charged_again(private: Path, recwarn: pytest
     copy.rename(out)
     tune(private, Referee(), resume=True)
     assert spent(private).epsilon > 1.5 * one
+    assert [str(warning.message) for warning in recwarn.list] == [MOVED]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_on_another_disk_everything_begins_anew_with_a_warning(private: Path, times: int) -> None:
+    """Also after it was moved back: the ledger has to take each place for another run."""
+    out = private.parent / "out"
+    with stop_on_signal(), pytest.raises(Stopped):
+        tune(private, Referee(stop_at(0)))
+    one = spent(private).epsilon
+    for number in range(1, times + 1):
+        # as `mv` does it between disks
+        shutil.copytree(out, private.parent / "moved")
+        shutil.rmtree(out)
+        (private.parent / "moved").rename(out)
+        with pytest.warns(UserWarning, match="^" + MOVED), stop_on_signal(), pytest.raises(Stopped):
+            tune(private, Referee(stop_at(0)), resume=True)
+        assert [run.releases for run in spent(private).runs] == [spent(private).runs[0].releases] * (number + 1)
+    assert spent(private).epsilon > 1.4 * one
+    # where it stopped it goes on at no cost, and without a warning
+    before = spent(private).epsilon
+    tune(private, Referee(), resume=True)
+    assert spent(private).epsilon == before
 
 
 @pytest.mark.filterwarnings("ignore:the earlier attempt was refused or did not stop in order")
