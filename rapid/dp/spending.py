@@ -24,6 +24,7 @@ from rapid.dp.accounting import composition, prv_epsilon
 from rapid.dp.attempts import Attempt, counted, spent_by, steps_of
 from rapid.dp.filter import RenyiFilter
 from rapid.dp.ledger import Entry, Ledger, Limit, Saved, Spent
+from rapid.dp.plans import common_plan, first_plan, releases_of, within
 from rapid.dp.releases import MIN_DELTA, QuerySpec, Release
 from rapid.dp.whole import WholeAttempt, may_go_on, saved_state
 from rapid.errors import InputError, PrivacyRefused
@@ -31,6 +32,8 @@ from rapid.rounding import as_typed, rounded_up
 
 TOLERANCE = 1e-6
 """Relative tolerance for the epsilon of numerical composition in another order."""
+SMALLER = "ask for a smaller --epsilon, or raise the limit with rapid ledger limit"
+AS_PLANNED = "this run goes on as it was planned: raise the limit with rapid ledger limit, or begin a smaller one"
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def balance(entries: Sequence[Entry], dataset: str) -> Balance:
     asked = min((entry.delta for entry in entries if entry.dataset == dataset), default=1.0)
     # of an older rapid, below what its accountant can compute
     delta = limit.delta if limit else max(asked, MIN_DELTA)
-    events, alone = _events(runs), _is_one_plan(entries, runs)
+    events, alone = _events(runs), not runs or common_plan(entries, dataset, runs) is not None
     filtered = None if limit is None else limit.spent(events)
     if filtered is not None and delta < MIN_DELTA:
         composed, accountant = filtered, "Renyi filter of the limit"
@@ -195,9 +198,9 @@ class Charge:
             TamperedLedger: see `Ledger`.
         """
         own = _lineage(self.ledger.entries(), self.run, self.earlier)
-        spent = _releases(counted(own, self.dataset, superseded={entry.run for entry in own}))
+        spent = releases_of(counted(own, self.dataset, superseded={entry.run for entry in own}))
         plan = [Spent.of(release.name, release.event()) for release in releases]
-        if _within(plan, spent) or not _lost_a_checkpoint(own):
+        if within(plan, spent) or not _lost_a_checkpoint(own):
             return []
         taken = steps_of(spent)
         for release, planned in zip(releases, plan, strict=True):
@@ -257,21 +260,23 @@ class Charge:
         self, limit: RenyiFilter, entries: Sequence[Entry], charged: Sequence[Entry], wanted: Sequence[Spent]
     ) -> None:
         events = [*_events(charged), *(release.dp_event for release in wanted)]
-        plan = _plan(entries, self.run) or list(wanted)
-        as_planned = _within(plan, [*_releases(charged), *wanted])
+        names = {self.run, *self.earlier}
+        plan = first_plan(entries, self.dataset, names)
+        alone = all(entry.run in names for entry in charged)
+        # steps that a copy took as well are more than was planned
+        first = alone and within(plan or wanted, [*releases_of(charged), *wanted])
         if limit.admits(events):
-            first = _may_go_on_by_composition(limit, entries, charged)
-            if first is not None and not (first == self.run and as_planned):
+            if not first and _by_composition_alone(limit, entries, self.dataset, charged):
                 raise PrivacyRefused(_taken(limit))
             return
-        alone = all(entry.run == self.run for entry in charged) and as_planned
-        if alone and limit.delta >= MIN_DELTA:
+        fix = SMALLER if plan is None else AS_PLANNED
+        if first and limit.delta >= MIN_DELTA:
             composed = prv_epsilon(events, limit.delta)
             if composed <= limit.epsilon * (1 + TOLERANCE):
                 return
-            raise PrivacyRefused(_refusal_of_first(limit, composed))
-        together = limit.spent(events)
-        raise PrivacyRefused(_refusal(limit, limit.spent(_events(charged)), together, _prv_text(events, limit.delta)))
+            raise PrivacyRefused(_refusal_of_first(limit, composed, fix))
+        spent, together = limit.spent(_events(charged)), limit.spent(events)
+        raise PrivacyRefused(_refusal(limit, spent, together, _prv_text(events, limit.delta), fix))
 
 
 def set_limit(ledger: Ledger, dataset: str, limit: Limit) -> Balance:
@@ -291,25 +296,13 @@ def limit_of(entries: Sequence[Entry], dataset: str) -> RenyiFilter | None:
     return RenyiFilter.of(limits[-1].epsilon, limits[-1].delta, limits[-1].order) if limits else None
 
 
-def earlier_names(entries: Sequence[Entry], run: str) -> set[str]:
-    """Other names of a run, under which it began in folders from which its own was moved or copied."""
-    return {name for entry in entries if entry.run == run for name in entry.continues}
-
-
-def _plan(entries: Sequence[Entry], run: str) -> list[Spent] | None:
-    """What the first attempt of a run reserved."""
-    return next((list(entry.releases) for entry in entries if entry.run == run and entry.kind == "reserve"), None)
-
-
-def _may_go_on_by_composition(limit: RenyiFilter, entries: Sequence[Entry], charged: Sequence[Entry]) -> str | None:
-    """The one run that was charged, if its whole plan is within the limit by numerical composition alone."""
-    if not charged or limit.delta < MIN_DELTA or not _is_one_plan(entries, charged):
-        return None
-    run = charged[0].run
-    plan = [release.dp_event for release in _plan(entries, run) or ()]
-    if limit.admits(plan) or prv_epsilon(plan, limit.delta) > limit.epsilon * (1 + TOLERANCE):
-        return None
-    return run
+def _by_composition_alone(limit: RenyiFilter, entries: Sequence[Entry], dataset: str, charged: Sequence[Entry]) -> bool:
+    """Whether one run was charged, whose whole plan is within the limit by numerical composition alone."""
+    plan = common_plan(entries, dataset, charged) if charged else None
+    if plan is None or limit.delta < MIN_DELTA:
+        return False
+    events = [release.dp_event for release in plan]
+    return not limit.admits(events) and prv_epsilon(events, limit.delta) <= limit.epsilon * (1 + TOLERANCE)
 
 
 def _lineage(entries: Sequence[Entry], run: str, names: Collection[str]) -> list[Entry]:
@@ -343,26 +336,8 @@ def _lost_a_checkpoint(own: Sequence[Entry]) -> bool:
     return False
 
 
-def _within(plan: Iterable[Spent], releases: Iterable[Spent]) -> bool:
-    """Whether the releases are part of a plan: the same mechanisms, and no more steps of any."""
-    planned = steps_of(plan)
-    return all(steps <= planned.get(key, 0) for key, steps in steps_of(releases).items())
-
-
-def _is_one_plan(entries: Sequence[Entry], charged: Sequence[Entry]) -> bool:
-    runs = {entry.run for entry in charged}
-    if len(runs) != 1:
-        return not runs
-    plan = _plan(entries, runs.pop())
-    return plan is not None and _within(plan, _releases(charged))
-
-
-def _releases(entries: Iterable[Entry]) -> list[Spent]:
-    return [release for entry in entries for release in entry.releases]
-
-
 def _events(entries: Iterable[Entry]) -> list[DpEvent]:
-    return [release.dp_event for release in _releases(entries)]
+    return [release.dp_event for release in releases_of(entries)]
 
 
 def _prv_text(events: Sequence[DpEvent], delta: float) -> str:
@@ -377,18 +352,17 @@ def _taken(limit: RenyiFilter) -> str:
     )
 
 
-def _refusal_of_first(limit: RenyiFilter, composed: float) -> str:
+def _refusal_of_first(limit: RenyiFilter, composed: float, fix: str) -> str:
     return (
         f"the limit of this data set is epsilon {as_typed(limit.epsilon)} at delta {rounded_up(limit.delta)}, and this "
-        f"first run would spend {rounded_up(composed)}; ask for a smaller --epsilon, or raise the limit with rapid "
-        "ledger limit"
+        f"first run would spend {rounded_up(composed)}; {fix}"
     )
 
 
-def _refusal(limit: RenyiFilter, spent: float, together: float, composed: str) -> str:
+def _refusal(limit: RenyiFilter, spent: float, together: float, composed: str, fix: str) -> str:
     return (
         f"the limit of this data set is epsilon {as_typed(limit.epsilon)} at delta {rounded_up(limit.delta)}; "
         f"{rounded_up(spent)} is spent or reserved, and this run would raise it to {rounded_up(together)}, which holds "
         f"even if runs are planned after seeing earlier results ({composed} if all plans had been fixed in advance); "
-        "ask for a smaller --epsilon, or raise the limit with rapid ledger limit"
+        f"{fix}"
     )

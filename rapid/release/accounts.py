@@ -23,10 +23,11 @@ from rapid.dp.budget import SOLVED_AGAIN
 from rapid.dp.events import check_known, compose, event_from_json, has_selection, poisson_gaussian_steps
 from rapid.dp.filter import RenyiFilter
 from rapid.dp.ledger import Entry, Ledger, Spent, TamperedLedger
+from rapid.dp.plans import earlier_names
 from rapid.dp.randomness import NOISE_SOURCES, Randomness
 from rapid.dp.renyi import candidates_of, library_epsilon
 from rapid.dp.selection import TUNE
-from rapid.dp.spending import earlier_names, limit_of
+from rapid.dp.spending import limit_of
 from rapid.errors import InputError, RapidError
 from rapid.release.policy import Policy
 from rapid.release.rules import Rule, rule

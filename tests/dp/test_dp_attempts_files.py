@@ -8,17 +8,22 @@ from typing import Any
 
 import pytest
 import torch
+from dp_accounting import DpEvent
 from tests_attempts import BUDGET, DATA, SIZE, STEPS, Run, refuse
 
-from rapid.dp import PrivateAccess
+from rapid.dp import PrivateAccess, QuerySpec, Release
+from rapid.dp.accounting import prv_epsilon
 from rapid.dp.attempts import counted, steps_of
+from rapid.dp.filter import RenyiFilter
 from rapid.dp.ledger import Limit, Saved
-from rapid.dp.spending import Charge, balance
+from rapid.dp.spending import Charge, balance, set_limit
 from rapid.dp.statement import RETAKEN_NOTE, privacy_statement
 from rapid.errors import InputError, PrivacyRefused
 from rapid.files import content_hash
 from rapid.release.accounts import Recomputed, Statement
 from rapid.training import RunFolder, Trainer
+
+SMALL = Release(spec=QuerySpec(name="small", kind="count", dataset_size=SIZE), noise_multiplier=1000.0)
 
 
 def test_a_charge_does_not_fall_when_a_checkpoint_is_removed(run: Run) -> None:
@@ -227,6 +232,76 @@ def test_a_run_is_bound_to_its_images_and_their_ledger(run: Run) -> None:
     for run_name, places in ((name, None), ("other", named(run))):
         with pytest.raises(InputError, match="differs from the images of the run in --out; give those"):
             Charge(run.ledger, "b" * 32, run_name, Limit(4.0, 1e-3)).begin(BUDGET.releases, places)
+
+
+def limited(run: Run) -> float:
+    """Set a limit that the plan keeps by numerical composition alone; its epsilon."""
+    epsilon = prv_epsilon(BUDGET.events(), BUDGET.delta)
+    assert not RenyiFilter.of(epsilon, BUDGET.delta).admits(BUDGET.events())
+    set_limit(run.ledger, DATA, Limit(epsilon, BUDGET.delta))
+    return epsilon
+
+
+def events_of(run: Run) -> list[DpEvent]:
+    """Of everything that the ledger was charged for."""
+    return [release.dp_event for line in counted(run.ledger.entries(), DATA) for release in line.releases]
+
+
+@pytest.mark.parametrize("moves", [0, 1, 2])
+def test_a_first_run_at_its_limit_goes_on_where_it_was_moved(run: Run, moves: int) -> None:
+    epsilon = limited(run)
+    run.until(2)
+    for number in range(moves):
+        moved(run, f"moved-{number}")
+        # nothing else begins meanwhile, although the filter alone has room for it
+        with pytest.raises(PrivacyRefused, match="resume that run as it was planned"):
+            Charge(run.ledger, DATA, "other", Limit(1.0, 1e-3)).begin([SMALL])
+        run.until(3 + number)
+    run.go()
+    assert run.charged() == {"many": 1, "network": STEPS}
+    assert prv_epsilon(events_of(run), BUDGET.delta) == pytest.approx(epsilon)
+    found = balance(run.ledger.entries(), DATA)
+    assert found.one_plan
+    assert found.epsilon <= epsilon * (1 + 1e-6)
+    with pytest.raises(PrivacyRefused):
+        Charge(run.ledger, DATA, "other", Limit(1.0, 1e-3)).begin([SMALL])
+
+
+@pytest.mark.parametrize("first", ["own", "copy", "both"])
+def test_only_one_of_two_copies_goes_on_at_the_limit(run: Run, first: str) -> None:
+    """Steps that both would take are in the plan only once."""
+    epsilon = limited(run)
+    run.until(2)
+    copies = [Run(run.out.parent / name) for name in ("one", "two")]
+    for copy in copies:
+        copy.ledger = run.ledger
+        shutil.copytree(run.out, copy.out)
+    goes_on, *others = [run, *copies] if first == "own" else [*copies, run]
+    goes_on.until(4)
+    if first == "both":
+        # the copy of a copy knows the names of both
+        moved(goes_on, "moved")
+        goes_on.until(5)
+    for other in others:
+        with pytest.raises(PrivacyRefused, match="is spent or reserved, and this run would raise it"):
+            other.go()
+        assert prv_epsilon(events_of(run), BUDGET.delta) < epsilon
+    goes_on.go()
+    assert run.charged() == {"many": 1, "network": STEPS}
+    assert prv_epsilon(events_of(run), BUDGET.delta) == pytest.approx(epsilon)
+
+
+def test_a_crashed_run_that_was_moved_stays_charged(run: Run) -> None:
+    """Its lines do not tell whether it goes on where it was; at its limit it cannot go on elsewhere."""
+    limited(run)
+    run.until(2, error=KeyboardInterrupt())
+    moved(run, "moved")
+    with pytest.raises(PrivacyRefused, match="goes on as it was planned: raise the limit with rapid ledger limit"):
+        run.go()
+    set_limit(run.ledger, DATA, Limit(100.0, BUDGET.delta))
+    run.go()
+    # the crash lost the second step
+    assert run.charged() == {"many": 1, "network": STEPS + STEPS - 1}
 
 
 def moved(run: Run, name: str) -> None:
