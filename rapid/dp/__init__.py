@@ -19,7 +19,6 @@ filter.py              limits if plans follow results    statement.py      priva
 trials.py              the best of a number of trials    selection.py      budgets of a choice of settings
 overlap.py             private images among public ones  rehearsal.py      gradients of random rows, compared
 plans.py               what a run planned before results audit/            does a step do what is claimed?
-audit/                 does a step do what is claimed?
 """
 
 from rapid.dp.access import PrivateAccess, PublicFacts
