@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +22,14 @@ SHOWN = 40
 """Characters of a file's name in that of its temporary folder."""
 SYNCED = 16
 """Files of a folder that are written to the disk at a time."""
+NO_ROOM = {
+    errno.ENOSPC: "free space there",
+    errno.EDQUOT: "free space there",
+    errno.EFBIG: "allow larger files there (ulimit -f)",
+}
+"""What helps where a file is not written in full, by the number of the error."""
+CUT_SHORT = re.compile("[0-9]+ requested and [0-9]+ written")
+"""What numpy says of a file that is not written in full, whatever the reason."""
 
 
 def check_folder(folder: Path, field: str, value: Path) -> None:
@@ -62,6 +71,7 @@ def replacing(path: Path, *, new: str = "") -> Iterator[Path]:
     Raises:
         IsADirectoryError: a file would replace a folder, and all that is in it.
         InputError: with `new`, the result got another name.
+        OSError: there is no room (`NO_ROOM`) for what the block or this writes; it names `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # a part of the name: the whole may be as long as a file system allows
@@ -84,6 +94,12 @@ def replacing(path: Path, *, new: str = "") -> Iterator[Path]:
                 aside.rename(path)
             raise
         _sync_entry(path.parent)
+    except OSError as error:
+        number = error.errno or (errno.ENOSPC if CUT_SHORT.search(str(error)) else 0)
+        if number not in NO_ROOM:
+            raise
+        # the temporary name tells the user nothing, and most of these errors name no file
+        raise OSError(number, os.strerror(number), str(path)) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -14,6 +14,7 @@ from typing import TextIO
 
 from rapid.cli.parser import build_parser
 from rapid.errors import InputError, LostRank, RapidError, Stopped, printable
+from rapid.files import NO_ROOM
 
 SHARED = ("build-kb", "generate", "train-private")
 """Commands that several processes can share."""
@@ -108,7 +109,11 @@ def _report(error: Exception, options: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if isinstance(error, OSError):
-        print(f"{_name()}: {printable(str(error))}", file=sys.stderr)
+        fix = ""
+        if error.errno in NO_ROOM:
+            begun = resumes and options.out is not None and options.out.exists()
+            fix = f"; {NO_ROOM[error.errno]}, and rerun the command{' with --resume to continue' if begun else ''}"
+        print(f"{_name()}: {printable(str(error))}{fix}", file=sys.stderr)
         return 1
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))):
         # without the sizes, which depend on what is private

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 import rapid
 from rapid.config.sections import ImageSettings
@@ -26,6 +25,7 @@ from rapid.evaluate.networks import CLASSIFIERS, build
 from rapid.evaluate.sets import match_classes
 from rapid.evaluate.training import predict, train_classifier
 from rapid.files import check_folder, content_hash, replacing
+from rapid.nn.storage import write_weights
 
 SUFFIX = ".safetensors"
 METADATA = "rapid"
@@ -155,9 +155,8 @@ def train_reference(
         train_source=Path(train.source).name, train_images=len(train),
         test_source=Path(test.source).name, test_images=len(test), test_accuracy=float(np.mean(right)),
     )  # fmt: skip
-    weights = {name: tensor.cpu().contiguous() for name, tensor in trained.network.state_dict().items()}
     with replacing(target) as path:
-        save_file(weights, path, {METADATA: facts.model_dump_json()})
+        write_weights(trained.network, path, {METADATA: facts.model_dump_json()})
     return facts
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +17,7 @@ from rapid.errors import InputError
 
 CONFIG = "config.json"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
+OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
 
 
 class StoredNetwork(nn.Module):
@@ -44,12 +47,39 @@ class StoredNetwork(nn.Module):
         return network.eval()
 
     def save(self, folder: Path) -> None:
-        """Write `config.json` and the weights to a folder, which is created if necessary."""
+        """Write `config.json` and the weights to a folder, which is created if necessary.
+
+        Raises:
+            OSError: they cannot be written, for example because the disk is full.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({name: tensor.cpu().contiguous() for name, tensor in self.state_dict().items()}, folder / WEIGHTS)
+        write_weights(self, folder / WEIGHTS)
         (folder / CONFIG).write_text(json.dumps(self.config, indent=2) + "\n", encoding="utf-8")
         # safetensors makes its files readable by the owner only; give them the mode of the other files
         shutil.copymode(folder / CONFIG, folder / WEIGHTS)
+
+
+def write_weights(network: nn.Module, path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write the weights of a network to a safetensors file.
+
+    Args:
+        network: in whose `state_dict` they are.
+        path: the file.
+        metadata: stored with them.
+
+    Raises:
+        OSError: they cannot be written, for example because the disk is full.
+    """
+    weights = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
+    try:
+        save_file(weights, path, metadata)
+    except SafetensorError as error:
+        # it has the system's error in its text alone
+        found = OS_ERROR.search(str(error))
+        if found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(path)) from None
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

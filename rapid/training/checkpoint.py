@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 
@@ -29,6 +29,31 @@ def pause_seconds(interval: float, cost: float) -> float:
     if interval <= 0:
         return interval
     return max(interval, min(cost / SHARE, LONGEST_SECONDS))
+
+
+class _Written:
+    """A file as torch writes to it, which keeps the error that torch hides behind one of its own.
+
+    Args:
+        stream: the file.
+
+    Attributes:
+        error: of the first write that failed.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def write(self, content: bytes | memoryview) -> int:
+        try:
+            return self._stream.write(content)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 class Checkpoint:
@@ -63,9 +88,19 @@ class Checkpoint:
         return state
 
     def save(self, state: dict[str, Any]) -> None:
-        """Save `state`: tensors, numbers, strings, and dicts and lists of these."""
-        with replacing(self.path) as target:
-            torch.save(state, target)
+        """Save `state`: tensors, numbers, strings, and dicts and lists of these.
+
+        Raises:
+            OSError: it cannot be written, for example because the disk is full.
+        """
+        with replacing(self.path) as target, target.open("wb") as stream:
+            file = _Written(stream)
+            try:
+                torch.save(state, cast(IO[bytes], file))
+            except RuntimeError:
+                if file.error is not None:
+                    raise file.error from None
+                raise
         self._saved = time.monotonic()
 
     def save_if_due(self, state: Callable[[], dict[str, Any]]) -> None:
