@@ -7,14 +7,14 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rapid.data.classes import class_folders, class_name, is_hidden
 from rapid.data.readers.columns import NONE
 from rapid.data.readers.decode import Encoded, decode
-from rapid.data.readers.labels import from_numbers
+from rapid.data.readers.labels import from_numbers, people_called
 from rapid.data.readers.source import Labels, Records, Source
 from rapid.data.readers.suffixes import IMAGES, PARQUET, TABLES, TARS, UNREAD
-from rapid.data.units import numbered
 from rapid.errors import InputError
 
 SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
@@ -28,6 +28,9 @@ MIXED = "lies beside the images and is not read; give its path, or move it elsew
 DEEPER = "deeper than one sub-folder per class: move them up, or give the path of one split"
 PEOPLE = ", or add --unit-folders if the folders in it are people"
 """Images where none are read; inner folders may be splits, people, or a mistake."""
+NOBODY = (
+    "a folder has a name such as NA, nan, NULL or None, or a blank one; call each by the person whose images it has"
+)
 CONVERT = "is of a format that is not read; convert it to PNG or JPEG"
 UNREADABLE = "a sub-folder cannot be read; give yourself the right to read it"
 Group = tuple[int, str, Sequence[str]]
@@ -65,7 +68,11 @@ def read_folder(source: Source) -> Records:
     labels: Labels | None = None
     if names:
         labels = from_numbers(np.repeat([number for number, _, _ in groups], sizes), names, source, NAME)
-    units = None if source.people is None else numbered(who for _, who, group in groups for _ in group)
+    units: NDArray[np.int64] | None = None
+    if source.people is not None:
+        units = people_called([who for _, who, group in groups for _ in group])
+        if units is None:
+            raise InputError("unit_folders", NOBODY)
     return decode(lambda: map(Encoded, files), source)._replace(labels=labels, units=units)
 
 

@@ -21,6 +21,9 @@ WHOLE = re.compile(r"[0-9]+(?:\.0+)?")
 UNNUMBERED = "has numbers that are no names of --classes, which are numbers themselves"
 RENUMBER = "write the names as labels, or declare all of them"
 SPELT = "labels write a number in several ways, such as 1 and 01; write each in one way, or declare the classes"
+MISSING = frozenset(("NA", "N/A", "n/a", "<NA>", "NaN", "nan", "NULL", "null", "None"))
+"""What R, pandas, databases and Python write for a missing value."""
+NOBODY = "has an empty entry, or one such as NA, nan, NULL or None; say for every image whose it is"
 KINDS = "labels must be whole numbers or names, all of one kind; name another column by --label-column, or correct them"
 
 
@@ -162,26 +165,45 @@ def numbers_of(names: Sequence[str], classes: Sequence[str], what: str, source: 
 
 
 def people_of(values: Sequence[Any], column: str) -> NDArray[np.int64]:
-    """The number of the person that each image shows, int64 (N,).
+    """The number of the person that each image shows, int64 (N,), from a column.
 
     Args:
-        values: numbers or names.
+        values: numbers or names; see `people_called`.
         column: where they are, for messages.
 
     Raises:
         InputError: values of another kind, or none for an image.
     """
     kinds = {type(value) for value in values}
-    # images of several people would be protected as if they were of one
-    if type(None) in kinds or (str in kinds and not all(value.strip() for value in values if isinstance(value, str))):
-        raise InputError("unit_column", "has an empty entry; say for every image whose it is", column)
+    if type(None) in kinds:
+        raise InputError("unit_column", NOBODY, column)
     if kinds == {int}:
         return np.unique(np.array(values, object), return_inverse=True)[1].reshape(-1).astype(np.int64)
     if kinds != {str}:
         raise InputError("unit_column", "must hold strings or integers, all of one kind", column)
+    found = people_called(values)
+    if found is None:
+        raise InputError("unit_column", NOBODY, column)
+    return found
+
+
+def people_called(names: Sequence[str]) -> NDArray[np.int64] | None:
+    """The number of the person that each image shows, int64 (N,), from names in a column or of folders.
+
+    Names are the same person's if they are apart by white space around them, or are one whole number.
+
+    Args:
+        names: of the person of each image.
+
+    Returns:
+        The numbers; None if a name is empty or in `MISSING`.
+    """
+    bare = [name.strip() for name in names]
+    # images of several people would be protected as if they were of one
+    if any(not name or name in MISSING for name in bare):
+        return None
     # spreadsheets and pandas write 7 as 7.0: taken for two, a person would have half of the protection
-    names = (value.strip() for value in values)
-    return numbered(_digits(name) if WHOLE.fullmatch(name) else name for name in names)
+    return numbered(_digits(name) if WHOLE.fullmatch(name) else name for name in bare)
 
 
 def _whole(values: Sequence[Any], source: Source) -> NDArray[np.int64]:
