@@ -95,12 +95,14 @@ def check_target(path: Path) -> None:
     """Refuse an unusable target before any work is done.
 
     Raises:
-        InputError: another suffix, the name of a folder, or a place where nothing can be written.
+        InputError: another suffix, the name of a folder or of an earlier file, or a place where nothing can be written.
     """
     if path.suffix != SUFFIX:
         raise InputError("save_features", f"give a name that ends in {SUFFIX}", path)
     if path.is_dir():
         raise InputError("save_features", "is a folder; choose another name", path)
+    if path.exists():
+        raise InputError("save_features", "exists already; choose another name, or remove it first", path)
     check_folder(path.parent, "save_features", path)
 
 
@@ -118,7 +120,7 @@ def train_reference(
     """Train a network on real training images without noise, test it once, and write it to `target`.
 
     Args:
-        target: see `check_target`; an earlier file is replaced.
+        target: see `check_target`.
         train_real: real training images with labels, of open data.
         real: real test images with labels.
         device: where to train.

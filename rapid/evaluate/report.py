@@ -183,12 +183,12 @@ def check_target(out: Path, others: Sequence[Path] | None = None) -> None:
     """Refuse an unusable target before any work is done.
 
     Args:
-        out: the report; an earlier one is replaced.
+        out: the report.
         others: what is written beside it; default: see `beside`.
 
     Raises:
-        InputError: the name does not end in .json, the name of a file to write is taken by a folder, or nothing can be
-            written there.
+        InputError: the name does not end in .json, a file to write or a folder of its name is there already, or nothing
+            can be written there.
     """
     if out.suffix != ".json":
         problem = "give a name that ends in .json; the page and the picture are written next to it"
@@ -196,6 +196,9 @@ def check_target(out: Path, others: Sequence[Path] | None = None) -> None:
     for path in (out, *(beside(out) if others is None else others)):
         if path.is_dir():
             raise InputError("out", f"{path} is a folder; choose another name", out)
+        if path.exists():
+            what = "exists already" if path == out else f"{path} exists already"
+            raise InputError("out", f"{what}; choose another name, or remove it first", out)
     check_folder(out.parent, "out", out)
 
 

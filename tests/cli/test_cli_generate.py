@@ -65,6 +65,7 @@ def test_soft_labels_from_the_model_to_the_report(
     assert list(utility) == ["protocol", "synthetic", "synthetic_soft"]
     assert "at temperature 3 in place of the labels" in utility["protocol"]
     assert "40 synthetic images with soft labels" in report.with_suffix(".html").read_text("utf-8")
+    report = tmp_path / "other.json"
     assert main([*words, "--synthetic", str(tmp_path / "plain.npz"), "--out", str(report)]) == 2
     assert "has no soft labels; make images by rapid generate --soft-labels" in capfd.readouterr().err
     words[words.index("small")] = "none"

@@ -170,6 +170,36 @@ def test_a_class_that_was_never_made_is_no_error_in_fidelity(tmp_path: Path) -> 
     write_report(report, tmp_path / "r.json")
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("r.json", ("--synthetic", "{none}", "--out", "{root}/r.json"), "--out {root}/r.json: exists already;"),
+        ("r.html", ("--synthetic", "{none}", "--out", "{root}/r.json"), "--out {root}/r.json: {root}/r.html exists"),
+        ("r-closest.png", ("--synthetic", "{none}", "--out", "{root}/r.json"), "{root}/r-closest.png exists already;"),
+        ("r.json", ("--model", "{none}", "--out", "{root}/r.json"), "--out {root}/r.json: exists already;"),
+        ("r-confusion.png", ("--model", "{none}", "--out", "{root}/r.json"), "{root}/r-confusion.png exists already;"),
+        (
+            "r.safetensors",
+            ("--train-real", "{none}", "--open-data", "--save-features", "{root}/r.safetensors"),
+            "--save-features {root}/r.safetensors: exists already;",
+        ),
+    ],
+)
+def test_an_earlier_file_is_not_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, arguments: tuple[str, ...], words: str
+) -> None:
+    """Refused before anything is read: the sets are not there."""
+    places = {"root": tmp_path, "none": tmp_path / "none.npz"}
+    (tmp_path / name).write_bytes(b"earlier")
+    given = [part.format(**places) for part in arguments]
+    assert main(["evaluate", "--real", str(places["none"]), *given]) == 2
+    told = capsys.readouterr().err
+    assert words.format(**places) in told
+    assert "choose another name, or remove it first" in told
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_bytes() == b"earlier"
+
+
 def test_the_help_tells_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["evaluate", "--help"])
