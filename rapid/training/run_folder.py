@@ -13,6 +13,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from rapid.data.units import ONE_IMAGE, plural
 from rapid.errors import InputError
 from rapid.files import check_folder, write_json
 from rapid.parsing import parse_json
@@ -62,7 +63,7 @@ class RunFolder:
 
         Raises:
             InputError: the folder holds something else, or another manifest, or an unfinished run without `resume`, or
-                another process works in it.
+                another process works in it; a manifest with other private images blames `private`.
         """
         run_folder = cls(out)
         written = {"command": command, **manifest}
@@ -80,7 +81,9 @@ class RunFolder:
                 raise InputError("out", problem, out)
             earlier.pop(REMEMBERED, None)
             # the earlier manifest went through JSON, so this one must too
-            difference = _first_difference(earlier, json.loads(json.dumps(written)))
+            asked = json.loads(json.dumps(written))
+            _check_images(earlier, asked)
+            difference = _first_difference(earlier, asked)
             if difference is not None:
                 raise InputError(
                     "out", f"holds a run with another '{difference}'; use the same value, or give a new folder", out
@@ -251,6 +254,31 @@ def _places(folder: Path) -> list[str]:
 def _earlier_names(written: Mapping[str, Any]) -> tuple[str, ...]:
     names = written.get("earlier")
     return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+
+
+def _check_images(earlier: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Refuse other private images by what is public about them, before what follows from it, such as delta, differs.
+
+    Args:
+        earlier: manifest of the run in the folder.
+        asked: manifest of this run.
+
+    Raises:
+        InputError: they are counted by another unit, are more or less, or have other classes.
+    """
+    if earlier.get("command") != asked["command"] or not {"dataset_size", "classes"} <= earlier.keys() & asked.keys():
+        return
+    had, have = (plural(manifest.get("unit", ONE_IMAGE)) for manifest in (earlier, asked))
+    if had != have:
+        problem = f"is counted in {have}, and was in {had} by the run in --out"
+        fix = "give --unit-column or --unit-folders as before, or a new --out"
+    elif (before := earlier["dataset_size"]) != (size := asked["dataset_size"]):
+        problem, fix = f"has {size} {have}, and the run in --out had {before}", "give the same images, or a new --out"
+    elif earlier["classes"] != asked["classes"]:
+        problem, fix = "has other classes than the run in --out had", "declare the same --classes, or give a new --out"
+    else:
+        return
+    raise InputError("private", f"{problem}; {fix}")
 
 
 def _first_difference(first: Any, second: Any, name: str = "") -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,25 @@ def test_a_stopped_run_does_not_go_on_with_other_labels(
     assert len(Ledger(book).entries()) == lines
     go((arrays["labels"] + 1) % 10, resume=True)
     assert (out / "config.json").exists()
+
+
+@pytest.mark.parametrize("delta", [None, 1e-4])
+def test_a_private_set_with_an_image_less_is_told(
+    tmp_path: Path, private_bundle: Path, public_bundle: Path, digits: Path, tiny_settings: RapidSettings,
+    delta: float | None,
+) -> None:  # fmt: skip
+    """Not the delta or the budget, which follow from the number of images."""
+    with np.load(digits) as archive:
+        fewer = {name: archive[name][:99] for name in ("images", "labels")} | {"classes": archive["classes"]}
+    np.savez(tmp_path / "fewer.npz", **fewer)
+    shutil.copytree(private_bundle, tmp_path / "out")
+    with pytest.raises(InputError) as refused:
+        train_private_bundle(
+            public_bundle, PrivateImages(tmp_path / "fewer.npz"), tmp_path / "out", tiny_settings, epsilon=10.0,
+            delta=delta, device=CPU, resume=True, ledger=tmp_path / "ledger.jsonl",
+        )  # fmt: skip
+    assert refused.value.field == "private"
+    assert "has 99 images, and the run in --out had 100; give the same images" in refused.value.problem
 
 
 def test_a_bundle_has_nothing_of_an_earlier_attempt(

@@ -82,6 +82,43 @@ def test_another_manifest_is_refused_by_its_first_difference(
         pass
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"dataset_size": 599}, "has 599 images, and the run in --out had 600; give the same images, or a new --out"),
+        ({"dataset_size": 600, "unit": "one person"}, "is counted in people, and was in images by the run in --out"),
+        ({"dataset_size": 40, "unit": "one person"}, "is counted in people, and was in images by the run in --out"),
+        ({"classes": ("a", "b", "c")}, "has other classes than the run in --out had; declare the same --classes"),
+    ],
+)
+def test_other_images_are_told_before_what_follows_from_them(
+    tmp_path: Path, changes: dict[str, Any], told: str
+) -> None:
+    """As in the manifest of a private run, whose delta and settings may depend on the number of images."""
+    facts = {"delta": 1e-4, "dataset_size": 600, "classes": ("a", "b"), "settings": {"private": {"steps": 3}}}
+    later = facts | {"delta": 2e-4, "settings": {"private": {"steps": 4}}}
+    with enter(tmp_path / "out", **facts):
+        pass
+    with pytest.raises(InputError) as refused, enter(tmp_path / "out", resume=True, **later | changes):
+        pass
+    assert refused.value.field == "private"
+    assert refused.value.problem.startswith(told)
+    # with the same images, what the user gave is to blame, and so is another command
+    with pytest.raises(InputError, match="another 'settings"), enter(tmp_path / "out", resume=True, **later):
+        pass
+    with pytest.raises(InputError, match="another 'command'"):
+        enter(tmp_path / "out", resume=True, command="tune", **later | changes).__enter__()
+
+
+def test_people_are_counted_as_people(tmp_path: Path) -> None:
+    facts = {"dataset_size": 40, "classes": (), "unit": "one person"}
+    with enter(tmp_path / "out", **facts):
+        pass
+    again = enter(tmp_path / "out", resume=True, **facts | {"dataset_size": 41})
+    with pytest.raises(InputError, match="private: has 41 people, and the run in --out had 40;"), again:
+        pass
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_something_else_is_left_alone(tmp_path: Path, resume: bool) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
