@@ -6,7 +6,7 @@ accounts.py     epsilon recomputed, the ledger       report.py        canonical 
 audits.py       the mechanism's audit                page.py          the page for people
 membership.py   attacks on canaries                  signature.py     keys and signatures (Ed25519)
 nearness.py     the noisy count of near-copies       verification.py  checks of a report
-inputs.py       what is decided about, read, checked
+inputs.py       what is decided about and checked    recorded.py      a count that is used again
 """
 
 from rapid.release.gate import decide

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,11 +27,10 @@ from rapid.dp.ledger import Ledger, Limit
 from rapid.dp.spending import Charge
 from rapid.errors import InputError, PrivacyRefused
 from rapid.evaluate.neighbours import nearest_images
-from rapid.files import content_hash
 from rapid.methods import find_method, generator_of
 from rapid.methods.base import Inspectable
 from rapid.progress import Progress
-from rapid.release import accounts, audits, membership, nearness
+from rapid.release import accounts, audits, membership, nearness, recorded
 from rapid.release.contents import Contents, contents
 from rapid.release.inputs import Inputs, Request, read_inputs
 from rapid.release.policy import Policy
@@ -76,6 +74,7 @@ def _measure(
     request: Request, inputs: Inputs, device: torch.device, folder: RunFolder
 ) -> tuple[Json, tuple[Rule, ...]]:
     policy, statement, bundle = request.policy, inputs.statement, inputs.bundle
+    recorded.check_request(folder, request, inputs)
     files, recomputed = contents(bundle), accounts.Recomputed.of(statement)
     rules = [*_content_rules(policy, files), *accounts.statement_rules(policy, statement, recomputed)]
     samples, why = _synthetic(request, inputs, device)
@@ -138,8 +137,7 @@ def _count(
     epsilon = request.epsilon or policy.copies.epsilon
     try:
         spent = nearness.budget(near, facts, epsilon, statement.delta)
-        recorded = folder.checkpoint(nearness.NAME).exists()
-        if not recorded:
+        if not (again := recorded.is_recorded(folder)):
             if stopped:
                 names = ", ".join(one.name for one in stopped)
                 return f"another rule has already failed ({names}), so nothing was counted or spent"
@@ -152,10 +150,11 @@ def _count(
                     return f"with the count, all releases together would spend more than {as_typed(most)}"
         book = Ledger(inputs.ledger)
         dataset = book.account(private.digests)
-        if recorded:
-            _check_recorded(folder.checkpoint(nearness.NAME), book, dataset)
+        recorded.check_count(folder, book, dataset, spent)
         people = "" if private.units is None else book.assignment(private.digests, private.units)
         name, limit = folder.run_name(dataset, people), Limit(spent.epsilon, spent.delta)
+        if not again:
+            recorded.note_request(folder, request, inputs)
         charge = Charge(book, dataset, name, limit, folder.earlier_names(), facts.unit)
         # without the mark of a new folder, which a refusal would remove
         own = replace(private, stored=None, digests=None)
@@ -167,18 +166,6 @@ def _count(
         warnings.warn(f"near-copies were not counted: {error}", stacklevel=2)
         return "the ledger does not admit the count"
     return nearness.Counted.of(count, spent, [statement.tree], policy.copies.confidence)
-
-
-def _check_recorded(file: Path, book: Ledger, dataset: str) -> None:
-    """Check that a recorded count is one that the ledger was charged for, under these images.
-
-    Raises:
-        InputError: it was exchanged, or its run was killed before it settled.
-        TamperedLedger: see `Ledger`.
-    """
-    known = {place.sha256 for entry in book.entries() if entry.dataset == dataset for place in entry.checkpoints}
-    if content_hash(file) not in known:
-        raise InputError("resume", f"{file} is not a count that the ledger knows; remove it to count again")
 
 
 def _synthetic(request: Request, inputs: Inputs, device: torch.device) -> tuple[NDArray[np.uint8] | None, str]:

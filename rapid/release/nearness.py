@@ -60,7 +60,7 @@ class Nearness:
     @property
     def fingerprint(self) -> str:
         """sha256 (hex) of the synthetic images."""
-        return hashlib.sha256(repr(self.synthetic.shape).encode() + self.synthetic.tobytes()).hexdigest()
+        return fingerprint(self.synthetic)
 
     @classmethod
     def of(cls, synthetic: Images, public: Images, share: float, device: torch.device) -> Nearness:
@@ -99,6 +99,11 @@ class Nearness:
             squares = norms + other.square().sum(1) - 2 * (own @ other.T)
             near |= (squares <= self.squared).any(1)
         return near.cpu()
+
+
+def fingerprint(images: Images) -> str:
+    """sha256 (hex) of images and their shape."""
+    return hashlib.sha256(repr(images.shape).encode() + images.tobytes()).hexdigest()
 
 
 def check_number(public: int, share: float) -> None:

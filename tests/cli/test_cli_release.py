@@ -202,6 +202,22 @@ def test_a_forged_count_is_not_used(
     assert "is not a count that the ledger knows; remove it to count again" in capfd.readouterr().err
 
 
+def test_a_count_of_other_images_is_told_before_they_are_drawn(
+    given: Given, passed: Passed, smiths: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(passed.out, tmp_path / "report"))
+    others = given.root / "others.npz"
+    for flag, value, was in (("--seed", 1, " (0)"), ("--count", 21, " (20)"), ("--synthetic", others, "")):
+        assert main(given.quick(smiths, copy, "--resume", flag, str(value))) == 2
+        told = capfd.readouterr().err
+        assert f"{flag} {value}: differs from that of the near-copies in --out{was}; give the same, or a new" in told
+        assert "generating" not in told
+    # as earlier versions left it
+    (copy / "checkpoints" / "near-copies.json").unlink()
+    assert main(given.quick(smiths, copy, "--resume", "--seed", "1")) == 2
+    assert "or another epsilon; give the same --synthetic, --seed, --count" in capfd.readouterr().err
+
+
 def test_a_report_is_checked(given: Given, passed: Passed, tmp_path: Path) -> None:
     done = run("release", "--verify", passed.out, "--public-key", given.public, "--model", given.model,
                "--policy", given.root / "policy.yaml")  # fmt: skip
