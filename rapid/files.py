@@ -147,6 +147,27 @@ def content_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
+@contextmanager
+def shared_lock(file: Path) -> Iterator[None]:
+    """Wait for the process that holds a lock file, where nothing can be written, and keep it from locking within.
+
+    Args:
+        file: if it does not exist, nobody holds it.
+    """
+    import fcntl
+
+    try:
+        handle = os.open(file, os.O_RDONLY)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _sync(path: Path) -> None:
     """Write a file, or all that is in a folder, to the disk."""
     if path.is_file():

@@ -27,7 +27,7 @@ PRV_MEANS = "holds if all plans had been fixed in advance, and no run was stoppe
 def show(options: argparse.Namespace) -> None:
     """`rapid ledger show`."""
     path: Path = options.ledger or default_path()
-    ledger = Ledger(path) if path.exists() else None
+    ledger = Ledger(path, reads=True) if path.exists() else None
     entries = ledger.entries() if ledger else []
     if options.dataset is None or ledger is None:
         found = balances(entries)
@@ -71,7 +71,7 @@ def verify(options: argparse.Namespace) -> None:
     path: Path = options.ledger or default_path()
     if not path.exists():
         raise InputError("ledger", "does not exist; nothing was spent with it", path)
-    print(f"{path}: {len(Ledger(path).entries())} lines, none altered")
+    print(f"{path}: {len(Ledger(path, reads=True).entries())} lines, none altered")
 
 
 def _composition(found: Balance) -> str:

@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from rapid.data.units import people_digests
 from rapid.dp.events import check_known, event_from_json, event_to_json, has_selection, poisson_gaussian_steps
 from rapid.errors import InputError, PrivacyRefused
-from rapid.files import replacing
+from rapid.files import replacing, shared_lock
 
 KEY_BYTES = 32
 START = "0" * 64
@@ -159,13 +159,15 @@ class Ledger:
 
     Args:
         path: the file; `PATH.key`, `PATH.head` and `PATH.lock` are stored beside it.
+        reads: only its lines are read, so that its folder need not be writable.
 
     Raises:
-        InputError: the folder cannot be written.
+        InputError: the folder cannot be written, or with `reads` a file cannot be read.
         TamperedLedger: there are lines, but their key is missing.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, reads: bool = False) -> None:
+        self._reads = reads
         # what a link leads to: its other files lie there, too
         self.path = path = Path(os.path.realpath(path))
         self._head = path.with_name(path.name + ".head")
@@ -234,7 +236,10 @@ class Ledger:
 
         Raises:
             TamperedLedger: see `entries`.
+            ValueError: it was opened to be read.
         """
+        if self._reads:
+            raise ValueError("the ledger was opened to be read")
         with self._locked():
             yield Transaction(self, self._read())
 
@@ -348,7 +353,13 @@ class Ledger:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Lock out other processes; the system releases the lock when the process ends, however it ends."""
-        with FileLock(self.path.with_name(self.path.name + ".lock"), mode=0o600):
+        file = self.path.with_name(self.path.name + ".lock")
+        # also False for root on a file system that is read-only
+        if self._reads and not os.access(file.parent, os.W_OK):
+            with shared_lock(file):
+                yield
+            return
+        with FileLock(file, mode=0o600):
             yield
 
 
