@@ -28,6 +28,9 @@ DRAWS = 2
 """Rows of an example at most, of a training with more."""
 REPEATED, TRIES = 3, 300
 """How often a batch is prepared, and at most a row alone: draws that coincide are not taken for mixing."""
+SMALL, NEGLIGIBLE = 1e-3, 1e-4
+"""Norms of gradients below which rounding errors may be as large, relative to the largest norm, and absolute: such as
+that of a cross-entropy whose probability is 1 up to rounding."""
 SAME = 0.01
 """Tolerance for the norm of each example's gradient, and for the gradient once it is clipped; float32 differs by far
 less."""
@@ -106,19 +109,21 @@ def _check_gradients(
         for number in range(count)
     ]
     norms = [_norm(_gradient(keeper, losses)) for losses in alone]
-    counting = [norm for norm in norms if 0 < norm < torch.inf]
+    finite = [norm for norm in norms if norm < torch.inf]
+    least = max(NEGLIGIBLE, SMALL * max(finite, default=0.0))
     # so that all of them are clipped
-    clip_norm = min(counting, default=1.0) / 2
+    clip_norm = min((norm for norm in finite if norm >= least), default=least) / 2
     sums, found = keeper.clipped_sum(
         partial(_computed, keeper, objective, prepared), count, clip_norm, multiplicity=draws
     )
     pairs = zip(found.tolist(), norms, strict=True)
-    wrong = any(0 < norm < torch.inf and not abs(own - norm) <= SAME * norm for own, norm in pairs)
+    wrong = any(least <= norm < torch.inf and not abs(own - norm) <= SAME * norm for own, norm in pairs)
     for losses, norm in zip(alone, norms, strict=True):
         if 0 < norm < torch.inf:
+            factor = min(1.0, clip_norm / (norm * (1 + ROUNDING_MARGIN)))
             # the sums hold what the book-keeper adds beyond
             for part, own in zip(sums, _gradient(keeper, losses), strict=True):
-                part.sub_(own.double(), alpha=clip_norm / (norm * (1 + ROUNDING_MARGIN)))
+                part.sub_(own.double(), alpha=factor)
     if wrong or not _norm(sums) <= SAME * count * clip_norm:
         raise UnsupportedLayer(
             "the gradients of single examples differ from those of automatic differentiation: the losses mix examples, "

@@ -80,6 +80,17 @@ def test_what_is_right_is_trained(tmp_path: Path, layer: nn.Module | None, plain
     assert train(tmp_path, network_of(*[layer] if layer else []), plain=plain, k=k) == STEPS
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e2, 1e4])
+def test_rounding_is_no_mistake(tmp_path: Path, scale: float) -> None:
+    """Of probabilities that are 0 or 1 up to rounding, the gradients are rounding errors."""
+    for seed in range(5):
+        network = nn.Sequential(nn.Unflatten(1, (1, 2)), nn.Conv2d(1, 8, 3, padding=1), nn.Flatten(), nn.Linear(32, 3))
+        torch.nn.init.normal_(network[3].weight, std=scale, generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            network[3].bias[seed % 3] += scale
+        assert train(tmp_path / str(seed), network) == STEPS
+
+
 @pytest.mark.parametrize(
     "mixes",
     [
