@@ -17,13 +17,17 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from rapid.bundle import Bundle
+from rapid.config.sections import MethodSettings
 from rapid.data import ImageSet
+from rapid.data.private import PrivateImages
 from rapid.dp import DpSgdSpec, Execution, PrivateAccess, PublicFacts, calibrate
 from rapid.dp.ledger import Ledger
 from rapid.dp.spending import balances
+from rapid.dp.trials import Trials
 from rapid.errors import InputError, RapidError
 from rapid.methods import apply_overrides
 from rapid.stages.given import checked_components
+from rapid.stages.tuned import Labeller, Scoring, tune_private_bundle
 from rapid.training import RunFolder, Trainer
 
 
@@ -36,9 +40,12 @@ def _installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), *sys.path]))
 
 
+def settings_with(mistake: str) -> MethodSettings:
+    return apply_overrides({"method": mistaken.NAME, "mistake": mistake}, [])
+
+
 def run(folder: Path, digits: Path, mistake: str) -> None:
-    settings = apply_overrides({"method": mistaken.NAME, "mistake": mistake}, [])
-    train_privately(None, digits, folder / "out", settings, folder / "ledger.jsonl")
+    train_privately(None, digits, folder / "out", settings_with(mistake), folder / "ledger.jsonl")
 
 
 def charged(folder: Path) -> list[str]:
@@ -166,3 +173,31 @@ def test_the_first_of_two_processes_tells_it(tmp_path: Path, digits: Path) -> No
     assert ends[0].returncode == 1
     assert [end.stderr.count("the release 'count'") for end in ends] == [1, 0]
     assert not (tmp_path / "out" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words", "lines"),
+    [
+        ("twice the images", "'means' has dataset_size 200, not 100", []),
+        ("describes none", "must return a Description", []),
+        ("skips a release", "has made 0 of 1 steps of the release 'count'", ["reserve", "spend"]),
+    ],
+)
+def test_a_private_choice(tmp_path: Path, digits: Path, mistake: str, words: str, lines: list[str]) -> None:
+    """The score, which no method makes, is not missed; what a trial left is no bundle."""
+
+    def labeller(path: Path, device: torch.device) -> Labeller:
+        return lambda images: torch.zeros(len(images), 10)
+
+    def tune(mistake: str, out: Path) -> Bundle:
+        return tune_private_bundle(
+            None, PrivateImages(digits), out, {"one": settings_with(mistake)}, Scoring(labeller, 0.1, {}),
+            epsilon=60.0, delta=1e-4, trials=Trials(mean=1.5), device=torch.device("cpu"), resume=False,
+            ledger=tmp_path / "ledger.jsonl",
+        )  # fmt: skip
+
+    with pytest.raises(RapidError, match=f"^the method mistaken: .*{words}"):
+        tune(mistake, tmp_path / "out")
+    assert charged(tmp_path) == lines
+    assert not (tmp_path / "out" / "config.json").exists()
+    assert tune("", tmp_path / "mended").has("means")
