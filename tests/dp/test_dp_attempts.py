@@ -20,7 +20,7 @@ from rapid.dp.ledger import Entry, Limit, Saved, Spent
 from rapid.dp.spending import Charge, balance, set_limit
 from rapid.errors import InputError, PrivacyRefused, Stopped
 from rapid.stopping import request_stop, stop_on_signal
-from rapid.training import checkpoint, timing
+from rapid.training import Checkpoint, checkpoint, timing
 
 
 def test_a_run_that_is_left_alone_is_charged_once(run: Run) -> None:
@@ -129,13 +129,13 @@ def test_few_lines_are_written_and_few_checkpoints_saved(tmp_path: Path, monkeyp
     """The first step of a training is charged alone; from its duration follows how many more are until a checkpoint."""
     spec = TRAINING.spec.model_copy(update={"steps": 300})
     longer = BUDGET.model_copy(update={"releases": (COUNT, TRAINING.model_copy(update={"spec": spec}))})
-    saves, write = [], torch.save
+    saves, save = [], Checkpoint.save
 
-    def counting(state: object, file: Path) -> None:
-        saves.append(file)
-        write(state, file)
+    def counting(checkpoint: Checkpoint, state: dict[str, Any]) -> None:
+        saves.append(checkpoint.path)
+        save(checkpoint, state)
 
-    monkeypatch.setattr(torch, "save", counting)
+    monkeypatch.setattr(Checkpoint, "save", counting)
     run = Run(tmp_path, longer)
     run.go(execution=SELDOM)
     assert run.kinds() == ["reserve", "spend", "spend", "spend", "spend", "settle"]
