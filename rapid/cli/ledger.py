@@ -21,6 +21,7 @@ ACCOUNT_DIGITS = 4
 """Shortest prefix that may stand for an account."""
 NO_DATASET = "is neither a path of images nor an account of rapid ledger show"
 FILTER_MEANS = "its limit holds even if plans are chosen after seeing earlier results"
+MIXED = "not all of these runs protect the same: the figures add them up as if they did"
 PRV_MEANS = "holds if all plans had been fixed in advance, and no run was stopped because of its results"
 
 
@@ -50,6 +51,8 @@ def show(options: argparse.Namespace) -> None:
             # the default goes without saying
             unit = f", for {entry.unit}" if entry.unit not in ("", ONE_IMAGE) else ""
             print(f"  run {entry.run}  {entry.time}  {state}, {asked}{unit}")
+        if len({entry.unit for entry in one.runs} - {""}) > 1:
+            print(f"  {MIXED}")
 
 
 def limit(options: argparse.Namespace) -> None:

@@ -2,8 +2,8 @@
 
 Numerical composition may count only for releases whose mechanisms were all fixed in advance: those of the plan of the
 first run. There it counts in whatever order they are made, in however many attempts, and under whichever names of the
-run, because all of them together are at most the plan. What is taken twice, such as by a copy of the folder, is in the
-plan only once.
+run, because all of them together are at most the plan (concurrent composition, Vadhan and Zhang 2023). What is taken
+twice, such as by a copy of the folder, is in the plan only once.
 """
 
 from __future__ import annotations

@@ -10,11 +10,13 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from tests_ledgers import ASKED, counted
 from tests_process import Program, run
 
 from rapid.cli import main
 from rapid.dp.events import poisson_gaussian_steps
 from rapid.dp.ledger import Ledger
+from rapid.dp.spending import Charge
 from rapid.training.run_folder import RunFolder
 
 
@@ -91,6 +93,21 @@ def test_a_second_run_beyond_the_limit_is_refused(
         tampered = rapid(*command, ledger=ledger)
         assert tampered.returncode == 3
         assert "line 1 is not the one that was written" in last(tampered.stderr)
+
+
+def test_units_are_named_where_they_are_not_one_image(ledger: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    book = Ledger(ledger)
+    told = []
+    for run_name, unit in (("old", ""), ("first", "one image"), ("second", "one person")):
+        Charge(book, "a" * 32, run_name, ASKED, unit=unit).begin([counted(8.0)])
+        assert main(["ledger", "show", "--ledger", str(ledger)]) == 0
+        told.append(capfd.readouterr().out)
+    for shown in told[:2]:
+        assert "one " not in shown.partition("data set")[2].partition("  run ")[2]
+    assert [line.partition("at 1e-05")[2] for line in told[2].splitlines() if "asked for" in line] == [
+        "", "", ", for one person",
+    ]  # fmt: skip
+    assert told[2].endswith("  not all of these runs protect the same: the figures add them up as if they did\n")
 
 
 def test_a_stopped_run_is_charged_for_its_steps(
