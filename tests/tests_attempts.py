@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from rapid.data import ImageSet
 from rapid.dp import Budget, DpSgdSpec, Execution, PrivateAccess, PublicFacts, QuerySpec, Release
 from rapid.dp.attempts import counted
-from rapid.dp.ledger import Ledger, Limit
+from rapid.dp.entry import Limit
+from rapid.dp.ledger import Ledger
 from rapid.dp.spending import Charge
 from rapid.errors import PrivacyRefused, Stopped
 from rapid.training import RunFolder, Trainer

@@ -12,7 +12,8 @@ import torch
 from rapid.bundle import Bundle
 from rapid.dp.attempts import counted
 from rapid.dp.budget import Budget
-from rapid.dp.ledger import Entry, Ledger
+from rapid.dp.entry import Entry
+from rapid.dp.ledger import Ledger
 from rapid.dp.spending import balances
 
 TRAINED = frozenset({"probe", "denoiser", "generator", "classifier", "tones"})

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rapid.dp.calibration import single_noise_multiplier
-from rapid.dp.ledger import Ledger, Limit
+from rapid.dp.entry import Limit
+from rapid.dp.ledger import Ledger
 from rapid.dp.releases import QuerySpec, Release
 from rapid.dp.spending import Balance, balance
 

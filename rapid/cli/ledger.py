@@ -10,8 +10,9 @@ from pathlib import Path
 from rapid.data import load_images
 from rapid.data.canvas import Canvas
 from rapid.data.units import ONE_IMAGE, PeopleFrom
+from rapid.dp.entry import Entry, Limit
 from rapid.dp.events import has_selection
-from rapid.dp.ledger import Entry, Ledger, Limit, default_path
+from rapid.dp.ledger import Ledger, default_path
 from rapid.dp.releases import check_budget
 from rapid.dp.spending import Balance, balance, balances, set_limit
 from rapid.errors import InputError

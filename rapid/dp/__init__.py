@@ -18,7 +18,8 @@ attempts.py            charges for each start of a run   whole.py          charg
 filter.py              limits if plans follow results    statement.py      privacy.json
 trials.py              the best of a number of trials    selection.py      budgets of a choice of settings
 overlap.py             private images among public ones  rehearsal.py      gradients of random rows, compared
-plans.py               what a run planned before results audit/            does a step do what is claimed?
+plans.py               what a run planned before results entry.py         a line of the ledger
+audit/                 does a step do what is claimed?
 """
 
 from rapid.dp.access import PrivateAccess, PublicFacts

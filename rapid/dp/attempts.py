@@ -20,7 +20,8 @@ from typing import Literal
 
 from dp_accounting import NoOpDpEvent
 
-from rapid.dp.ledger import Entry, Ledger, Limit, Saved, Spent, Transaction
+from rapid.dp.entry import Entry, Limit, Saved, Spent
+from rapid.dp.ledger import Ledger, Transaction
 from rapid.dp.releases import Release
 from rapid.errors import PrivacyRefused
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from rapid.dp.attempts import steps_of
-from rapid.dp.ledger import Entry, Spent
+from rapid.dp.entry import Entry, Spent
 
 
 def earlier_names(entries: Sequence[Entry], run: str) -> set[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rapid.dp.attempts import Attempt
-from rapid.dp.ledger import Saved
+from rapid.dp.entry import Saved
 from rapid.dp.releases import Release
 from rapid.errors import InputError
 from rapid.files import content_hash

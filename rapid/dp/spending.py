@@ -22,8 +22,9 @@ from dp_accounting import DpEvent
 
 from rapid.dp.accounting import composition, prv_epsilon
 from rapid.dp.attempts import Attempt, counted, spent_by, steps_of
+from rapid.dp.entry import Entry, Limit, Saved, Spent
 from rapid.dp.filter import RenyiFilter
-from rapid.dp.ledger import Entry, Ledger, Limit, Saved, Spent
+from rapid.dp.ledger import Ledger
 from rapid.dp.plans import common_plan, first_plan, releases_of, within
 from rapid.dp.releases import MIN_DELTA, QuerySpec, Release
 from rapid.dp.whole import WholeAttempt, may_go_on, saved_state

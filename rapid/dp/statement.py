@@ -14,8 +14,8 @@ import rapid
 from rapid.data.units import ONE_PERSON
 from rapid.dp.accounting import composition, group_accountant_name, group_epsilon, pld_epsilon, prv_epsilon, rdp_epsilon
 from rapid.dp.budget import Budget
+from rapid.dp.entry import Spent
 from rapid.dp.events import compose, event_to_json
-from rapid.dp.ledger import Spent
 from rapid.dp.randomness import NOISE_SOURCES, Randomness
 from rapid.dp.releases import DpSgdSpec, Release
 from rapid.dp.renyi import renyi_accountant_name

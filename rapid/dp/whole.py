@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rapid.dp.ledger import Entry, Ledger, Limit, Saved, Spent
+from rapid.dp.entry import Entry, Limit, Saved, Spent
+from rapid.dp.ledger import Ledger
 from rapid.errors import PrivacyRefused
 
 

@@ -20,9 +20,10 @@ from rapid.data.classes import UNDECLARED_NOTE
 from rapid.dp.accounting import accountant_name, agrees, composition, pld_accountant_name, pld_epsilon
 from rapid.dp.attempts import counted, steps_of
 from rapid.dp.budget import SOLVED_AGAIN
+from rapid.dp.entry import Entry, Spent
 from rapid.dp.events import check_known, compose, event_from_json, has_selection, poisson_gaussian_steps
 from rapid.dp.filter import RenyiFilter
-from rapid.dp.ledger import Entry, Ledger, Spent, TamperedLedger
+from rapid.dp.ledger import Ledger, TamperedLedger
 from rapid.dp.plans import earlier_names
 from rapid.dp.randomness import NOISE_SOURCES, Randomness
 from rapid.dp.renyi import candidates_of, library_epsilon

@@ -23,7 +23,8 @@ import rapid
 from rapid.bundle import Bundle
 from rapid.data.units import plural
 from rapid.dp.access import PrivateAccess, PublicFacts
-from rapid.dp.ledger import Ledger, Limit
+from rapid.dp.entry import Limit
+from rapid.dp.ledger import Ledger
 from rapid.dp.spending import Charge
 from rapid.errors import InputError, PrivacyRefused
 from rapid.evaluate.neighbours import nearest_images

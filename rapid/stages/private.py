@@ -19,7 +19,8 @@ from rapid.data.private import PrivateImages
 from rapid.data.units import ONE_IMAGE, ONE_PERSON
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget, calibrate
-from rapid.dp.ledger import Ledger, Limit, Spent, default_path
+from rapid.dp.entry import Limit, Spent
+from rapid.dp.ledger import Ledger, default_path
 from rapid.dp.spending import Charge
 from rapid.dp.statement import privacy_statement
 from rapid.mapped import scratch_in

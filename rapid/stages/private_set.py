@@ -16,7 +16,8 @@ from rapid.data.classes import UNDECLARED
 from rapid.data.private import PrivateImages
 from rapid.dp.access import PublicFacts
 from rapid.dp.budget import Budget
-from rapid.dp.ledger import Ledger, Limit
+from rapid.dp.entry import Limit
+from rapid.dp.ledger import Ledger
 from rapid.dp.releases import check_budget, default_delta
 from rapid.dp.spending import Charge
 from rapid.errors import InputError

@@ -25,7 +25,8 @@ from rapid.bundle.format import CARD
 from rapid.config.sections import MethodSettings
 from rapid.data.private import PrivateImages
 from rapid.dp.access import PrivateAccess
-from rapid.dp.ledger import Ledger, Limit, Spent, default_path
+from rapid.dp.entry import Limit, Spent
+from rapid.dp.ledger import Ledger, default_path
 from rapid.dp.selection import SCORE, TUNE, Selection, calibrate_selection, score_spec
 from rapid.dp.spending import Charge
 from rapid.dp.statement import selection_statement

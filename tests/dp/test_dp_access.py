@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from rapid.data import ImageSet
 from rapid.dp import Budget, DpSgdSpec, PrivateAccess, PublicFacts, QuerySpec, Release, calibrate
-from rapid.dp.ledger import Entry, Ledger, Limit, Spent
+from rapid.dp.entry import Entry, Limit, Spent
+from rapid.dp.ledger import Ledger
 from rapid.dp.rehearsal import COUNTS
 from rapid.dp.spending import Charge, balances, set_limit
 from rapid.errors import InputError, LostRank, PrivacyRefused, Stopped

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rapid.dp import Execution, PrivateAccess
 from rapid.dp.attempts import check_rise
-from rapid.dp.ledger import Entry, Limit, Saved, Spent
+from rapid.dp.entry import Entry, Limit, Saved, Spent
 from rapid.dp.spending import Charge, balance, set_limit
 from rapid.errors import InputError, PrivacyRefused, Stopped
 from rapid.stopping import request_stop, stop_on_signal

@@ -14,8 +14,8 @@ from tests_attempts import BUDGET, DATA, SIZE, STEPS, Run, refuse
 from rapid.dp import PrivateAccess, QuerySpec, Release
 from rapid.dp.accounting import prv_epsilon
 from rapid.dp.attempts import counted, steps_of
+from rapid.dp.entry import Limit, Saved
 from rapid.dp.filter import RenyiFilter
-from rapid.dp.ledger import Limit, Saved
 from rapid.dp.spending import Charge, balance, set_limit
 from rapid.dp.statement import RETAKEN_NOTE, privacy_statement
 from rapid.errors import InputError, PrivacyRefused

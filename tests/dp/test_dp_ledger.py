@@ -18,9 +18,10 @@ from tests_ledgers import ASKED, DELTA, SIZE, counted, gaussian, spent
 
 from rapid.data.stored import image_digests
 from rapid.dp.accounting import prv_epsilon
+from rapid.dp.entry import Limit, Saved, Spent
 from rapid.dp.events import dp_sgd_event, gaussian_event
 from rapid.dp.filter import RenyiFilter
-from rapid.dp.ledger import Ledger, Limit, Saved, Spent, TamperedLedger
+from rapid.dp.ledger import Ledger, TamperedLedger
 from rapid.dp.releases import DpSgdSpec, Release
 from rapid.dp.spending import Charge, balances, set_limit
 from rapid.errors import InputError, PrivacyRefused
@@ -298,7 +299,8 @@ import sys
 from pathlib import Path
 from rapid.errors import PrivacyRefused
 from rapid.dp.spending import Charge
-from rapid.dp.ledger import Ledger, Limit
+from rapid.dp.entry import Limit
+from rapid.dp.ledger import Ledger
 from rapid.dp.releases import QuerySpec, Release
 count = Release(spec=QuerySpec(name="count", kind="count", dataset_size=100), noise_multiplier=8.0)
 ledger = Ledger(Path(sys.argv[1]))

@@ -13,7 +13,8 @@ import pytest
 from filelock import FileLock
 from tests_ledgers import ASKED, gaussian
 
-from rapid.dp.ledger import Ledger, Limit
+from rapid.dp.entry import Limit
+from rapid.dp.ledger import Ledger
 from rapid.dp.spending import Charge, set_limit
 
 DATASET = "a" * 32

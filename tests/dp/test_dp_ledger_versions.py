@@ -10,9 +10,10 @@ import pytest
 from tests_ledgers import ASKED, DELTA, counted, gaussian, spent
 
 from rapid.dp.accounting import prv_epsilon
+from rapid.dp.entry import Spent
 from rapid.dp.events import dp_sgd_event, gaussian_event
 from rapid.dp.filter import RenyiFilter
-from rapid.dp.ledger import START, Ledger, Spent, TamperedLedger
+from rapid.dp.ledger import START, Ledger, TamperedLedger
 from rapid.dp.spending import Charge
 from rapid.errors import PrivacyRefused
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from rapid.dp.accounting import prv_epsilon
+from rapid.dp.entry import Limit, Spent
 from rapid.dp.events import gaussian_event
 from rapid.dp.filter import RenyiFilter
-from rapid.dp.ledger import Ledger, Limit, Spent
+from rapid.dp.ledger import Ledger
 from rapid.dp.spending import Charge, balance, set_limit
 from rapid.dp.trials import Trials
 from rapid.errors import InputError, PrivacyRefused

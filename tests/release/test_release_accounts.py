@@ -19,8 +19,9 @@ from rapid.data.classes import UNDECLARED_NOTE
 from rapid.data.stored import image_digests
 from rapid.data.units import ONE_IMAGE, ONE_PERSON
 from rapid.dp.accounting import pld_epsilon, prv_epsilon
+from rapid.dp.entry import Limit, Spent
 from rapid.dp.events import compose, dp_sgd_event, event_to_json, gaussian_event
-from rapid.dp.ledger import Ledger, Limit, Spent
+from rapid.dp.ledger import Ledger
 from rapid.dp.releases import DpSgdSpec
 from rapid.dp.selection import calibrate_selection, score_spec
 from rapid.dp.spending import set_limit

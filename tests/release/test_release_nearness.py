@@ -16,7 +16,8 @@ from rapid.data import ImageSet
 from rapid.data.stored import image_digests
 from rapid.data.units import ONE_PERSON
 from rapid.dp.access import PrivateAccess, PublicFacts
-from rapid.dp.ledger import Ledger, Limit
+from rapid.dp.entry import Limit
+from rapid.dp.ledger import Ledger
 from rapid.dp.spending import Charge, balance, set_limit
 from rapid.errors import InputError, PrivacyRefused
 from rapid.release.nearness import Counted, Nearness, budget, copies_rule, release_count, too_blurred

@@ -24,7 +24,8 @@ from rapid.data.private import PrivateImages
 from rapid.data.stored import image_digests
 from rapid.data.units import PeopleFrom
 from rapid.dp.accounting import prv_epsilon
-from rapid.dp.ledger import Ledger, Limit
+from rapid.dp.entry import Limit
+from rapid.dp.ledger import Ledger
 from rapid.dp.selection import Selection
 from rapid.dp.spending import Balance, balances, set_limit
 from rapid.dp.trials import Trials

@@ -28,7 +28,8 @@ from rapid.config.sections import Training
 from rapid.data import ImageSet
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget
-from rapid.dp.ledger import Ledger, Limit, Spent
+from rapid.dp.entry import Limit, Spent
+from rapid.dp.ledger import Ledger
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.releases import DpSgdSpec, Release
 from rapid.dp.spending import Charge, balance
