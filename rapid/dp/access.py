@@ -215,7 +215,7 @@ class PrivateAccess:
         Raises:
             PrivacyRefused: the budget does not list this release.
             InputError: the checkpoint belongs to another release.
-            UnsupportedLayer, ValueError: a rehearsal failed, and nothing was spent; see `rapid.dp.rehearsal`.
+            UnsupportedLayer, ValueError: a rehearsal failed, and no step was taken; see `rapid.dp.rehearsal`.
             LostRank: another rank is gone; the state is saved, and a step that was begun counts.
             Stopped: a stop was requested; as for LostRank.
         """

@@ -1,4 +1,4 @@
-"""A rehearsal of a private training on random rows, which are public, before anything is spent.
+"""A rehearsal of a private training on random rows, which are public, before its first step.
 
 The book-keeper takes three things on trust: that losses do not mix examples outside of trained layers, that the rules
 of layers are right, and that a tensor with as many rows as the batch has one row an example. Here gradients of a few

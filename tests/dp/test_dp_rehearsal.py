@@ -1,4 +1,4 @@
-"""The rehearsal: what it refuses before anything is spent, and that it lets through what is right."""
+"""The rehearsal: what it refuses before its first step, and that it lets through what is right."""
 
 from __future__ import annotations
 
