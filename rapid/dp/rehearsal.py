@@ -19,7 +19,7 @@ from rapid.dp.gradients.bookkeeper import CHANGED
 from rapid.dp.gradients.forms import ROUNDING_MARGIN
 from rapid.dp.objective import Objective, as_objective
 from rapid.dp.releases import DpSgdSpec, QuerySpec
-from rapid.dp.rows import PrivateTensor, Rows, alike, check_rows, random_rows
+from rapid.dp.rows import MIXES, PrivateTensor, Rows, alike, check_rows, random_rows
 from rapid.precision import exact_float32
 
 COUNTS = (2, 3)
@@ -97,7 +97,7 @@ def _check_prepared(objective: Objective, rows: Sequence[Tensor], number: int, p
         own = [one[row : row + 1] for one in rows]
         # if it is drawn after all, and was the same by chance, it will be so again
         if not any(alike(objective.prepare(*own)[number], together) for _ in range(TRIES)):
-            raise ValueError("the objective's prepare mixes examples: a row alone differs from the same row in a batch")
+            raise ValueError(f"the objective's prepare {MIXES}")
 
 
 def _check_gradients(

@@ -18,6 +18,7 @@ Rows = Callable[..., Tensor]
 BATCH = 500
 SAME = 1e-3
 """Tolerance between a row computed alone and the same row in a batch, relative to the largest number."""
+MIXES = "mixes examples: a row alone differs from the same row in a batch"
 
 
 class PrivateTensor:
@@ -156,7 +157,7 @@ def check_rows(function: Rows, rows: Sequence[Tensor], result: Tensor, name: str
         if alone.shape != together.shape:
             raise ValueError(f"the {name} must return one row per example, of the same shape for all")
         if not alike(alone, together):
-            raise ValueError(f"the {name} mixes examples: a row alone differs from the same row in a batch")
+            raise ValueError(f"the {name} {MIXES}")
 
 
 def alike(alone: Tensor, together: Tensor) -> bool:

@@ -320,11 +320,8 @@ def ledger_rules(policy: Policy, account: Account | str | None, delta: float) ->
     demand, required, others = policy.ledger, policy.ledger.required, dict[str, str]()
     words = ["the ledger is intact", "the ledger is charged for this model, under these private images"]
     if account is None:
-        missing = "no --private images were given, so their account is not known"
-        rules = [rule("ledger", words[0], missing, None, required=required)]
-        rules.append(rule("ledger-run", words[1], missing, None, required=required))
-        found, total = missing, None
-    elif isinstance(account, str):
+        account = "no --private images were given, so their account is not known"
+    if isinstance(account, str):
         rules = [rule("ledger", words[0], account, False if "altered" in account else None, required=required)]
         rules.append(rule("ledger-run", words[1], account, None, required=required))
         found, total = account, None
