@@ -86,6 +86,22 @@ def test_pairwise_sums_against_exact_ones(terms: list[float]) -> None:
     assert abs(float(found[0]) - math.fsum(terms)) <= 10 * 2.0**-53 * math.fsum(map(abs, terms))
 
 
+class Term:
+    """A number that knows how many additions one of its parts has gone through at most."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self.depth = depth
+
+    def __add__(self, other: Term) -> Term:
+        return Term(1 + max(self.depth, other.depth))
+
+
+@given(st.integers(1, 5000))
+def test_no_term_goes_through_more_additions_than_stated(count: int) -> None:
+    """Each addition rounds; sums in the order of the terms would be off by n^2 instead of n log2(n)."""
+    assert pairwise_sum(Term() for _ in range(count)).depth <= math.ceil(math.log2(count))
+
+
 def test_wide_rows_of_a_mean_are_not_held(tmp_path: Path) -> None:
     count, held = 3000, WeakSet[Tensor]()
     images = ImageSet(np.random.default_rng(0).integers(0, 256, (count, 2, 2), np.uint8), None, ())

@@ -25,6 +25,12 @@ LABELS = torch.arange(COUNT) % 3
         lambda rows: rows - rows[:1],
         lambda rows: rows.cumsum(0),
         lambda rows: rows.flip(0),
+        lambda rows: rows + rows.roll(1, 0) * (torch.arange(len(rows)) == len(rows) // 2)[:, None, None, None],
+        lambda rows: rows + rows.roll(1, 0) * (torch.arange(len(rows)) == len(rows) - 1)[:, None, None, None],
+        lambda rows: rows + 0.01 * rows.mean(0),
+        lambda rows: 1e4 * (rows + 0.01 * rows.mean(0)),
+        lambda rows: (255 * rows).long().cumsum(0),
+        lambda rows: rows.flatten(1).sum(1) > rows.flatten(1).sum(1).median(),
         lambda rows: rows.flatten(1).mean(0, keepdim=True),
         lambda rows: rows.sum(),
         lambda rows: torch.cat([rows, rows]),
@@ -44,6 +50,21 @@ def test_a_function_of_single_examples_is_applied_to_all() -> None:
     assert not found.requires_grad
     both = apply(lambda rows, labels: rows.sum(1) + labels, [PrivateTensor(found), PrivateTensor(LABELS)])
     torch.testing.assert_close(both, expected.sum(1) + LABELS)
+
+
+@pytest.mark.parametrize("scale", [1, 1e6])
+def test_rounding_that_depends_on_the_batch_is_not_mixing(scale: float) -> None:
+    """Kernels add in another order where there are more rows."""
+    values = scale * torch.linspace(-1, 1, 15).view(1, 3, 5)
+
+    def rounds(rows: Tensor) -> Tensor:
+        return values + rows + scale * 1e-4 * (len(rows) > 1)
+
+    assert len(apply(rounds, [PrivateTensor(PIXELS)])) == COUNT
+
+
+def test_rows_without_numbers_are_the_same() -> None:
+    assert apply(lambda rows: rows[:, :0], [PrivateTensor(PIXELS)]).shape == (COUNT, 0, 5)
 
 
 def test_rows_of_another_shape_are_refused_without_their_shape() -> None:
