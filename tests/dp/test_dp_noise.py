@@ -23,6 +23,7 @@ from rapid.dp.noise import (
     FIRST,
     LAST,
     LEAST,
+    RELATIVE_ERROR,
     SMALL_ERROR,
     Words,
     _rounded,
@@ -141,6 +142,42 @@ def test_float64_and_unlimited_precision_agree(scale: float, count: int) -> None
         pair, sine = place % half, place >= half
         exact = nearest(float(shift[place]), scale, first[pair], second[pair], sine=sine, words=seeded(place))
         assert exact == found[0, place]
+
+
+@pytest.mark.parametrize("size", [0, 10**6, 10**9])
+@pytest.mark.parametrize("together", [True, False], ids=["together", "alone"])
+def test_what_lies_near_a_half_is_open(size: int, together: bool) -> None:
+    """Sums nearer to a half than half of the stated error, beyond 1.5 of it, and on both sides of both."""
+    rng, pairs, scale = np.random.default_rng(size), 200, 1500.3
+    first, second = rng.integers(FIRST, LAST, (2, pairs))
+    shifts, errors, distances, rounded = [], [], [], []
+    with mpmath.workdps(80):
+        for u, v, part in zip(first.tolist(), second.tolist(), rng.choice([0, 0.2, 0.4, 1.6, 3], pairs), strict=True):
+            noise = gaussian(2 * u + 1, 2 * v + 1, BITS + 1, sine=False) * mpmath.mpf(scale)
+            half = mpmath.nint(noise) + size + mpmath.mpf(0.5)
+            errors.append(ERROR + RELATIVE_ERROR * float(abs(half)))
+            shifts.append(float(half - noise + rng.choice([-1, 1]) * part * errors[-1]))
+            # a shift of this size has no bits for parts of the error, so what counts is where the sum came to lie
+            value = noise + mpmath.mpf(shifts[-1])
+            distances.append(float(abs(value - half)))
+            rounded.append(int(mpmath.floor(value + mpmath.mpf(0.5))))
+    # the sine of each pair goes to a number nearer to 0, which has a smaller error
+    shift = torch.tensor([shifts, [0.25] * pairs], dtype=torch.float64)
+    bits = torch.from_numpy(np.stack([first, second]) << (64 - BITS))
+    if together:
+        found, left = _rounded(shift.reshape(1, -1), scale, bits[None])
+        results, opened = found[0, :pairs].tolist(), {place for place, *_ in left}
+    else:
+        alone = [_rounded(shift[:, k].view(1, 2), scale, bits[:, k].view(1, 2, 1)) for k in range(pairs)]
+        results = [float(found[0, 0]) for found, _ in alone]
+        opened = {k for k, (_, left) in enumerate(alone) if left and left[0].place == 0}
+    near = {k for k in range(pairs) if distances[k] <= errors[k] / 2}
+    far = {k for k in range(pairs) if distances[k] >= 1.5 * errors[k]}
+    assert len(near) > 50
+    assert len(far) > 30
+    assert near <= opened
+    assert not far & opened
+    assert all(results[k] == rounded[k] for k in far)
 
 
 def test_what_is_open_keeps_its_numbers() -> None:
