@@ -180,6 +180,27 @@ def test_what_lies_near_a_half_is_open(size: int, together: bool) -> None:
     assert all(results[k] == rounded[k] for k in far)
 
 
+@pytest.mark.parametrize(
+    ("first", "opened"),
+    [(0, True), (1, True), (LEAST - 1, True), (LEAST, False), (FIRST - 1, False), (FIRST, False), (LAST - 1, False)]
+    + [(LAST, True), ((1 << BITS) - 1, True)],
+)
+@pytest.mark.parametrize("scale", [1024.0, 2047.9])
+def test_a_single_extreme_number_is_found_among_others(first: int, opened: bool, scale: float) -> None:
+    others = (1 << 51, 1 << 50)
+    bits = torch.tensor([[[others[0], first, others[1]], [1 << 48, 3 << 47, 1 << 49]]]) << (64 - BITS)
+    # far from a half, so that U alone decides
+    plain = _rounded(torch.zeros(1, 6, dtype=torch.float64), scale, bits)[0]
+    radius = math.sqrt(-2 * math.log((first + 0.5) * 2.0**-BITS)) * scale
+    angle = 2 * math.pi * (3 << 47) * 2.0**-BITS
+    shift = torch.zeros(1, 6, dtype=torch.float64)
+    for place, wave in ((1, math.cos(angle)), (4, math.sin(angle))):
+        shift[0, place] = round(radius * wave) - radius * wave
+    found, left = _rounded(shift, scale, bits)
+    assert [one.place for one in left] == ([1, 4] if opened else [])
+    assert torch.equal(found[0, [0, 2, 3, 5]], plain[0, [0, 2, 3, 5]])
+
+
 def test_what_is_open_keeps_its_numbers() -> None:
     shift = torch.arange(8, dtype=torch.float64)[None] + 0.25
     # of the last pair U is too small: both of its numbers are open
