@@ -182,9 +182,11 @@ def test_what_lies_near_a_half_is_open(size: int, together: bool) -> None:
 
 @pytest.mark.parametrize(
     ("first", "opened"),
-    [(0, True), (1, True), (LEAST - 1, True), (LEAST, False), (FIRST - 1, False), (FIRST, False), (LAST - 1, False)]
-    + [(LAST, True), ((1 << BITS) - 1, True)],
-)
+    [
+        (0, True), (1, True), (LEAST - 1, True), (LEAST, False),
+        (FIRST - 1, False), (FIRST, False), (LAST - 1, False), (LAST, True), ((1 << BITS) - 1, True),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("scale", [1024.0, 2047.9])
 def test_a_single_extreme_number_is_found_among_others(first: int, opened: bool, scale: float) -> None:
     others = (1 << 51, 1 << 50)

@@ -374,7 +374,7 @@ def test_a_checkpoint_runs_no_code_when_it_is_read(tmp_path: Path) -> None:
 def test_a_save_that_fails_leaves_the_last_state(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "state.pt")
     checkpoint.save({"step": 1})
-    with pytest.raises(Exception, match="pickle|local object"):
+    with pytest.raises(Exception, match=r"pickle|local object"):
         checkpoint.save({"step": lambda: 2})
     assert checkpoint.load() == {"step": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["state.pt"]
