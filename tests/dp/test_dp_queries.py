@@ -96,6 +96,7 @@ class Term:
         return Term(1 + max(self.depth, other.depth))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5000))
 def test_no_term_goes_through_more_additions_than_stated(count: int) -> None:
     """Each addition rounds; sums in the order of the terms would be off by n^2 instead of n log2(n)."""
