@@ -29,5 +29,6 @@ def test_a_private_step(public_bundle: Path, digits: Path, tiny_settings: RapidS
 def test_a_sampling_step(private_bundle: Path) -> None:
     """Many rows take few kernels more than one, and no more waits."""
     few, many = (on_device(counted.sampling, private_bundle, rows) for rows in (1, 16))
-    within(few, kernels=161, waits=2)
-    within(many, kernels=185, waits=2)
+    # diffusers 0.35 takes two kernels more than 0.42
+    within(few, kernels=163, waits=2)
+    within(many, kernels=187, waits=2)

@@ -357,8 +357,9 @@ def test_too_much_noise_leaves_images_as_they_are(tmp_path: Path, private: Bundl
     assert torch.equal(curve(planes), planes)
 
 
+@pytest.mark.filterwarnings("error:private.tones.share:UserWarning")
 def test_a_share_that_is_spent_for_nothing_is_warned_of_first(tmp_path: Path, digits: Path) -> None:
-    """Warnings are errors here: the run ends with it, and nothing was charged or written."""
+    """The warning is an error here: the run ends with it, and nothing was charged or written."""
     settings = apply_overrides(TINY["dpdm"]["settings"] | {"method": "dpdm"}, ["private.tones.share=0.03"])
     ledger, out = tmp_path / "ledger.jsonl", tmp_path / "out"
     with pytest.raises(
