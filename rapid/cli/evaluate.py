@@ -12,6 +12,7 @@ from rapid.evaluate.networks import CLASSIFIERS
 from rapid.evaluate.reference import TRAINED_ON_REAL, train_reference
 from rapid.evaluate.report import beside
 from rapid.files import content_hash
+from rapid.mapped import scratch_in
 from rapid.methods import open_classifier, open_generator
 from rapid.runtime import choose_device
 
@@ -19,13 +20,16 @@ from rapid.runtime import choose_device
 def evaluate(options: argparse.Namespace) -> None:
     """`rapid evaluate`."""
     if options.save_features is not None:
-        _save_features(options)
-        return
-    if options.out is None:
+        work, out = _save_features, options.save_features
+    elif options.out is None:
         raise InputError("out", "say where to write the report: a name that ends in .json")
-    if options.synthetic is None:
-        _evaluate_classifier(options)
-        return
+    else:
+        work, out = _evaluate_classifier if options.synthetic is None else _evaluate_images, options.out
+    with scratch_in(out):
+        work(options)
+
+
+def _evaluate_images(options: argparse.Namespace) -> None:
     check_target(options.out)
     names = tuple(name.strip() for name in options.classifiers.split(","))
     request = Request(

@@ -12,7 +12,7 @@ from rapid.data.canvas import Canvas
 from rapid.data.units import ONE_IMAGE, PeopleFrom
 from rapid.dp.entry import Entry, Limit
 from rapid.dp.events import has_selection
-from rapid.dp.ledger import Ledger, default_path
+from rapid.dp.ledger import Ledger, default_path, ledger_exists
 from rapid.dp.releases import check_budget
 from rapid.dp.spending import Balance, balance, balances, set_limit
 from rapid.errors import InputError
@@ -29,7 +29,7 @@ PRV_MEANS = "holds if all plans had been fixed in advance, and no run was stoppe
 def show(options: argparse.Namespace) -> None:
     """`rapid ledger show`."""
     path: Path = options.ledger or default_path()
-    ledger = Ledger(path, reads=True) if path.exists() else None
+    ledger = Ledger(path, reads=True) if ledger_exists(path) else None
     entries = ledger.entries() if ledger else []
     if options.dataset is None or ledger is None:
         found = balances(entries)
@@ -60,7 +60,7 @@ def limit(options: argparse.Namespace) -> None:
     """`rapid ledger limit`."""
     check_budget(options.epsilon, options.delta, 1)
     path = options.ledger or default_path()
-    if not path.exists() and not Path(options.dataset).exists():
+    if not ledger_exists(path) and not Path(options.dataset).exists():
         # before the ledger is made
         raise InputError("DATASET", NO_DATASET, options.dataset)
     ledger = Ledger(path)
@@ -73,7 +73,7 @@ def limit(options: argparse.Namespace) -> None:
 def verify(options: argparse.Namespace) -> None:
     """`rapid ledger verify`."""
     path: Path = options.ledger or default_path()
-    if not path.exists():
+    if not ledger_exists(path):
         raise InputError("ledger", "does not exist; nothing was spent with it", path)
     print(f"{path}: {len(Ledger(path, reads=True).entries())} lines, none altered")
 

@@ -201,7 +201,7 @@ def _evaluate(subparsers: Subparsers) -> None:
     evaluate.add_argument("--soft-labels", action="store_true", help=soft)
     several = "train N classifiers of each kind, and test their ensembles, too; default: 1"
     evaluate.add_argument("--ensemble", type=int, default=1, metavar="N", help=several)
-    out = "the report, needed for images; an HTML page and a picture are written next to it; an earlier one is replaced"
+    out = "the report, needed for images; an HTML page and a picture are written next to it; none may exist yet"
     evaluate.add_argument("--out", type=Path, metavar="FILE.json", help=out)
     add_device(evaluate)
 

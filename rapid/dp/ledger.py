@@ -59,7 +59,7 @@ class Ledger:
         self._reads = reads
         # what a link leads to: its other files lie there, too
         self.path = path = Path(os.path.realpath(path))
-        self._head = path.with_name(path.name + ".head")
+        self._head = _head_of(path)
         self._checked: tuple[bytes, list[Entry]] = (b"", [])
         if path.is_dir():
             raise InputError("ledger", "is a folder; give a file in it", path)
@@ -289,9 +289,18 @@ class Transaction:
         self.entries.append(self._ledger._append(self.entries, kind, dataset, run, limit, releases, more))
 
 
+def ledger_exists(path: Path) -> bool:
+    """Whether there is a ledger: also one whose lines were removed, which is told when they are read."""
+    return path.exists() or _head_of(Path(os.path.realpath(path))).exists()
+
+
 def default_path() -> Path:
     """$RAPID_LEDGER, or `rapid/ledger.jsonl` in the user's data folder (XDG_DATA_HOME, ~/.local/share)."""
     if chosen := os.environ.get(ENVIRONMENT):
         return Path(chosen)
     home = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
     return Path(home) / "rapid" / "ledger.jsonl"
+
+
+def _head_of(path: Path) -> Path:
+    return path.with_name(path.name + ".head")

@@ -23,7 +23,7 @@ from rapid.dp.budget import SOLVED_AGAIN
 from rapid.dp.entry import Entry, Spent
 from rapid.dp.events import check_known, compose, event_from_json, has_selection, poisson_gaussian_steps
 from rapid.dp.filter import RenyiFilter
-from rapid.dp.ledger import Ledger, TamperedLedger
+from rapid.dp.ledger import Ledger, TamperedLedger, ledger_exists
 from rapid.dp.plans import earlier_names
 from rapid.dp.randomness import NOISE_SOURCES, Randomness
 from rapid.dp.renyi import candidates_of, library_epsilon
@@ -289,7 +289,7 @@ def open_ledger(path: Path) -> Ledger | None:
         TamperedLedger: its key is missing or damaged.
         InputError: it cannot be used.
     """
-    return Ledger(path) if path.exists() else None
+    return Ledger(path) if ledger_exists(path) else None
 
 
 def read_account(ledger: Path, digests: NDArray[np.uint8], statement: Statement) -> Account | str:

@@ -28,6 +28,7 @@ from rapid.dp.ledger import Ledger
 from rapid.dp.spending import Charge
 from rapid.errors import InputError, PrivacyRefused
 from rapid.evaluate.neighbours import nearest_images
+from rapid.mapped import scratch_in
 from rapid.methods import find_method, generator_of
 from rapid.methods.base import Inspectable
 from rapid.progress import Progress
@@ -65,10 +66,11 @@ def decide(
     """
     if request.policy.signature and key is None:
         raise InputError("key", "the policy wants a signed report; give a key, or make one with --new-key")
-    inputs = read_inputs(request, resume=resume)
-    with RunFolder.enter(request.out, "release", {"model": inputs.bundle.digest}, resume=resume) as folder:
-        content, rules = _measure(request, inputs, device, folder)
-        return write_report(content, rules, request.out, key)
+    with scratch_in(request.out):
+        inputs = read_inputs(request, resume=resume)
+        with RunFolder.enter(request.out, "release", {"model": inputs.bundle.digest}, resume=resume) as folder:
+            content, rules = _measure(request, inputs, device, folder)
+            return write_report(content, rules, request.out, key)
 
 
 def _measure(

@@ -135,6 +135,14 @@ def test_a_stopped_run_is_charged_for_its_steps(
     assert 0 < taken["denoiser"] < 4000
 
 
+@pytest.mark.parametrize("command", ["verify", "show"])
+def test_lines_that_were_all_removed_are_missed(ledger: Path, command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    Charge(Ledger(ledger), "a" * 32, "run", ASKED).begin([counted(8.0)])
+    ledger.unlink()
+    assert main(["ledger", command, "--ledger", str(ledger)]) == 3
+    assert "1 of 1 lines are missing at the end" in last(capfd.readouterr().err)
+
+
 @pytest.mark.filterwarnings("ignore:at this epsilon")
 def test_two_processes_do_not_share_an_output_folder(
     tmp_path: Path, public_bundle: Path, digits: Path, capfd: pytest.CaptureFixture[str]
