@@ -25,7 +25,7 @@ audit: {required: false}
 COMMANDS = {
     "generate": "generate --model {model} --count 3 --labels all --out {out}/images.npz",
     "evaluate": "evaluate --synthetic {few} --real {digits} --classifiers none --out {out}/report.json",
-    "features": "evaluate --save-features {out}/f.safetensors --train-real {few} --real {digits} --open-data --epochs 1",
+    "save": "evaluate --save-features {out}/f.safetensors --train-real {few} --real {digits} --open-data --epochs 1",
     "release": "release --model {model} --policy {policy} --private {digits} --public {few} --out {out}/release",
 }
 
