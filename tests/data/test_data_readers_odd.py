@@ -238,6 +238,14 @@ def test_an_orientation_in_xmp_counts(tmp_path: Path) -> None:
     assert np.array_equal(found[0], np.rot90(pixels, -1))
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    some().write(tmp_path, some().names)
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(InputError, match=r"pipe\.png: is not a readable image"):
+        load_images(tmp_path, "public")
+
+
 def test_deep_json_is_an_error_of_the_file(tmp_path: Path) -> None:
     some().write(tmp_path / "set", some().names)
     (tmp_path / "set" / "metadata.jsonl").write_text(f'{{"file_name": {DEEP}')

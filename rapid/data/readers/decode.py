@@ -57,8 +57,13 @@ class Encoded(NamedTuple):
         """
         with ExitStack() as stack:
             # not by name: Pillow would map some files, and mix up the rows of TIFFs that lie on their side
-            named = None if self.content is not None else stack.enter_context(Path(self.name).open("rb"))
+            named = None if self.content is not None else stack.enter_context(open(self.name, "rb", opener=_at_once))
             yield stack.enter_context(Image.open(named or io.BytesIO(self.content or b"")))
+
+
+def _at_once(name: str, flags: int) -> int:
+    """Open a file; a pipe, too, at which nobody may ever write."""
+    return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 class _Read(NamedTuple):
