@@ -15,6 +15,7 @@ from rapid.data.names import image_names
 from rapid.data.readers.columns import NONE
 from rapid.errors import InputError
 from rapid.files import check_folder, replacing
+from rapid.mapped import scratch_in
 from rapid.methods import open_classifier
 from rapid.progress import Progress
 
@@ -33,7 +34,8 @@ def predict(options: argparse.Namespace) -> None:
         raise InputError("out", "exists already; choose another name, or remove it first", out)
     check_folder(out.parent, "out", out)
     model = open_classifier(options.model, options.device)
-    loaded = load_images(options.data, "data", label_column=NONE, target=model.bundle.config.image)
+    with scratch_in(out):
+        loaded = load_images(options.data, "data", label_column=NONE, target=model.bundle.config.image)
     tell(loaded)
     images = loaded.images
     names = image_names(options.data, len(images))

@@ -26,11 +26,11 @@ COMMANDS = {
     "generate": "generate --model {model} --count 3 --labels all --out {out}/images.npz",
     "evaluate": "evaluate --synthetic {few} --real {digits} --classifiers none --out {out}/report.json",
     "save": "evaluate --save-features {out}/f.safetensors --train-real {few} --real {digits} --open-data --epochs 1",
+    "predict": "predict --model {model} --data {few} --out {out}/predictions.csv",
     "release": "release --model {model} --policy {policy} --private {digits} --public {few} --out {out}/release",
 }
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_no_scratch_file_lies_elsewhere(
     command: str, tmp_path: Path, private_bundle: Path, digits: Path, monkeypatch: pytest.MonkeyPatch
