@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from rapid.config.sections import AutoencoderSettings, ImageSettings
 from rapid.nn.groups import group_count
+from rapid.nn.patch_decoder import PatchDecoder
 from rapid.nn.storage import StoredNetwork
 
 
@@ -32,9 +33,9 @@ class Autoencoder(StoredNetwork):
     """Maps images in [-1, 1] to latents and back. Over public images, latents have mean 0 and variance 1 per channel.
 
     Args:
-        config: JSON-ready: kind, latent_channels, patch, for kind "kl" network and for "linear" image_channels. "kl" is
-            diffusers' AutoencoderKL. With "linear" the latents are principal components of patches of pixels, with
-            "none" the pixels, normalised in the same way.
+        config: JSON-ready: kind, latent_channels, patch, for kind "kl" network, and for "linear" image_channels and
+            decoder_noise. "kl" is diffusers' AutoencoderKL. With "linear" the latents are principal components of
+            patches of pixels, with "none" the pixels, normalised in the same way.
     """
 
     mean: Tensor
@@ -44,13 +45,18 @@ class Autoencoder(StoredNetwork):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
         self.vae: AutoencoderKL | None = None
+        self.decoder: PatchDecoder | None = None
         self.patch: int = config["patch"]
         if config["kind"] == "kl":
             self.vae = AutoencoderKL(**config["network"])
         channels = config["latent_channels"]
         if config["kind"] == "linear":
+            numbers = config["image_channels"] * self.patch**2
             # the first numbers of a patch, until `fit_basis`
-            self.register_buffer("basis", torch.eye(channels, config["image_channels"] * self.patch**2))
+            self.register_buffer("basis", torch.eye(channels, numbers))
+            # bundles of earlier versions have none
+            if config.get("decoder_noise"):
+                self.decoder = PatchDecoder(channels, numbers, self.patch)
         self.register_buffer("mean", torch.zeros(1, channels, 1, 1))
         self.register_buffer("std", torch.ones(1, channels, 1, 1))
 
@@ -61,7 +67,7 @@ class Autoencoder(StoredNetwork):
         latent_channels = settings.image.channels if s.kind == "none" else s.latent_channels
         config: dict[str, Any] = {"kind": s.kind, "latent_channels": latent_channels, "patch": s.patch}
         if s.kind == "linear":
-            config["image_channels"] = settings.image.channels
+            config |= {"image_channels": settings.image.channels, "decoder_noise": s.decoder_noise}
         if s.kind == "kl":
             widths = [s.channels * m for m in s.multipliers]
             attention = [settings.image.size // (s.patch << level) in s.attention for level in range(len(widths))]
@@ -92,6 +98,8 @@ class Autoencoder(StoredNetwork):
 
     def decode_raw(self, latents: Tensor) -> Tensor:
         """Images (N, C, H, W) of unnormalised latents."""
+        if self.decoder is not None:
+            return self.decoder.forward(latents)
         if self.config["kind"] == "linear":
             return F.pixel_shuffle(torch.einsum("dp,ndhw->nphw", self.basis, latents), self.patch)
         if self.vae is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,10 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rapid.data.augmented import AugmentedImages
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import denoising_loss, guided_loss, info_nce
+from rapid.methods.rapid.networks import AutoencoderRecipe, train_autoencoder
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
+from rapid.training import Checkpoint
 
 Mix = Callable[[Tensor, Tensor], object]
 REFUSED: dict[str, Mix] = {
@@ -88,6 +92,22 @@ def computed(device: torch.device) -> list[NDArray[np.float32]]:
         network(x).square().sum().backward()
         optimizer.step()
     return [part.detach().cpu().numpy() for p in network.parameters() for part in (p, p.grad) if part is not None]
+
+
+def linear_autoencoder(device: torch.device, settings: RapidSettings, folder: Path) -> list[NDArray[np.float32]]:
+    """Images of latents by principal components and their decoder, fitted there, and the gradient of their squares."""
+    images = np.random.default_rng(0).integers(0, 256, (60, settings.image.size, settings.image.size), np.uint8)
+    augment = settings.augmentations.augment
+    recipe = AutoencoderRecipe(
+        images="", image=settings.image, views=0, augment=augment, autoencoder=settings.autoencoder
+    )
+    views = AugmentedImages(images, np.zeros(60, np.int64), 0, augment, device)
+    model = train_autoencoder(recipe, views, device, Checkpoint(folder / device.type))
+    latents = model.encode(views.batch(0, 4)).requires_grad_()
+    decoded = model.decode_raw(model.unnormalised(latents))
+    decoded.square().sum().backward()
+    assert latents.grad is not None
+    return [part.detach().cpu().numpy() for part in (decoded, latents.grad)]
 
 
 def public_steps(device: torch.device, settings: RapidSettings, autocast: bool) -> dict[str, tuple[float, float]]:

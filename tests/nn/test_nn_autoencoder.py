@@ -16,6 +16,7 @@ from rapid.data import load_images, sample_path, to_unit_range
 from rapid.data.augmented import AugmentedImages
 from rapid.errors import InputError
 from rapid.methods import apply_overrides
+from rapid.methods.rapid import networks
 from rapid.methods.rapid.networks import AutoencoderRecipe, train_autoencoder
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Autoencoder
@@ -24,13 +25,14 @@ from rapid.training import Checkpoint
 CPU = torch.device("cpu")
 
 
-def fitted(images: np.ndarray, patch: int, channels: int, folder: Path) -> Autoencoder:
+def fitted(images: np.ndarray, patch: int, channels: int, folder: Path, noise: float = 0) -> Autoencoder:
     own = [
         f"image.size={images.shape[1]}",
         f"image.channels={images.shape[3] if images.ndim == 4 else 1}",
         "autoencoder.kind=linear",
         f"autoencoder.patch={patch}",
         f"autoencoder.latent_channels={channels}",
+        f"autoencoder.decoder_noise={noise}",
         "denoiser.multipliers=[1]",
         "denoiser.attention=[false]",
     ]
@@ -77,10 +79,11 @@ def test_no_other_basis_of_its_size_has_a_smaller_error(
     assert float((decoded - x).double().square().sum()) == pytest.approx((values[kept:] ** 2).sum(), rel=1e-3, abs=1e-3)
 
 
-def test_latents_have_mean_0_and_variance_1_and_are_stored(tmp_path: Path) -> None:
+@pytest.mark.parametrize("noise", [0, 0.1])
+def test_latents_have_mean_0_and_variance_1_and_are_stored(noise: float, tmp_path: Path) -> None:
     images = load_images(sample_path("letters"), "public").images[:300]
     padded = np.pad(images, ((0, 0), (2, 2), (2, 2)))
-    model = fitted(padded, 4, 8, tmp_path)
+    model = fitted(padded, 4, 8, tmp_path, noise)
     x = to_unit_range(padded, CPU)
     latents = model.encode(x)
     torch.testing.assert_close(latents.mean((0, 2, 3)), torch.zeros(8), atol=1e-3, rtol=0)
@@ -88,8 +91,36 @@ def test_latents_have_mean_0_and_variance_1_and_are_stored(tmp_path: Path) -> No
     model.save(tmp_path / "saved")
     again = Autoencoder.load(tmp_path / "saved")
     assert torch.equal(again.encode(x), latents)
+    assert torch.equal(again.decode(latents), model.decode(latents))
     with pytest.raises(TypeError, match="posterior"):
         model.posterior(x)
+
+
+@pytest.mark.parametrize(("count", "images_a_batch"), [(20, 500), (1200, 500), (40, 7)])
+def test_the_decoder_sees_images_of_the_whole_set(
+    count: int, images_a_batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the half that comes last, patches go on in the next one; those before have faint grain."""
+    monkeypatch.setattr(networks, "ENCODE_BATCH", images_a_batch)
+    monkeypatch.setattr(networks, "DECODER_VIEWS", 2 * images_a_batch)
+    rng = np.random.default_rng(0)
+    images = rng.integers(120, 136, (count, 8, 8), np.uint8)
+    slope = rng.integers(-30, 30, (count - count // 2, 2, 1, 1)) * np.indices((8, 8))
+    images[count // 2 :] = (128 + slope.sum(1) / 4).astype(np.uint8)
+    model, alone = (fitted(images, 2, 1, tmp_path / str(noise), noise) for noise in (0.05, 0))
+    x = to_unit_range(images[count // 2 :], CPU)
+    errors = [float((one.decode(one.encode(x)) - x).square().mean()) for one in (model, alone)]
+    assert errors[0] < 0.3 * errors[1]
+
+
+def test_an_older_bundle_decodes_as_it_did(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8), np.uint8)
+    model = fitted(images, 2, 2, tmp_path)
+    config = {name: value for name, value in model.config.items() if name != "decoder_noise"}
+    older = Autoencoder(config)
+    older.load_state_dict(model.state_dict())
+    latents = model.encode(to_unit_range(images, CPU))
+    assert torch.equal(older.decode(latents), model.decode(latents))
 
 
 def test_all_components_lose_nothing(tmp_path: Path) -> None:

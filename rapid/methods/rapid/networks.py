@@ -28,6 +28,7 @@ from rapid.mapped import Rows, parts
 from rapid.methods.rapid.settings import EncoderSettings, LatentDenoiserSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.nn.denoiser import DenoiserShape
+from rapid.nn.patch_decoder import PatchDecoder
 from rapid.progress import Progress
 from rapid.ranks import Ranks
 from rapid.stopping import check_stop
@@ -37,6 +38,8 @@ from rapid.training.public import train
 from rapid.training.recipe import Recipe
 
 ENCODE_BATCH = 500
+DECODER_VIEWS = 10_000
+"""Images that the decoder of principal components is fitted to, at most: each has many patches."""
 
 
 class AutoencoderRecipe(Recipe):
@@ -114,6 +117,8 @@ def train_autoencoder(
     if own.kind == "linear":
         model.fit_basis(_patch_moment(views, own.patch))
     model.set_statistics(*_statistics(encode_views(model, views, ranks)))
+    if model.decoder is not None:
+        model.decoder.fit(_patch_products(model, model.decoder, views), model.std.flatten(), own.decoder_noise)
     return model.eval()
 
 
@@ -254,6 +259,21 @@ def _patch_moment(views: AugmentedImages, patch: int) -> Tensor:
             count += len(rows)
             progress.advance(len(batch))
     return total / count
+
+
+@torch.no_grad()
+def _patch_products(model: Autoencoder, decoder: PatchDecoder, views: AugmentedImages) -> Tensor:
+    """See `PatchDecoder.products`, of views that are spread evenly over all."""
+    starts = range(0, len(views), ENCODE_BATCH * -(-len(views) // DECODER_VIEWS))
+    total = torch.zeros((), dtype=torch.float64)
+    with Progress("decoder", len(starts), "batch") as progress:
+        for start in starts:
+            check_stop()
+            images = views.batch(start, ENCODE_BATCH)
+            found = decoder.products(model.encode_raw(images), images)
+            total = total.to(found.device) + found
+            progress.advance(1)
+    return total
 
 
 @torch.no_grad()
