@@ -164,7 +164,7 @@ class AutoencoderSettings(Section):
     patch: int = Field(1, ge=1, description="pixels of patch x patch become channels first: faster, for small machines")
     latent_channels: int = Field(3, ge=1)
     decoder_noise: float = Field(
-        0,
+        0.0,
         ge=0,
         description="linear: a patch is decoded from the latents around it, too, by least squares for latents with "
         "noise of this standard deviation; 0: from its own alone",

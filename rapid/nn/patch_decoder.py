@@ -59,13 +59,16 @@ class PatchDecoder(nn.Module):
             noise: standard deviation of the noise in latents, in units of `std`; above 0. Copies at the edges of an
                 image count as having noise of their own.
         """
-        size = len(products)
-        count = products[-1, size - 1]
-        # expected products of noise that is independent of everything: nothing but variances
-        variance = F.pad((noise * std.double().to(count.device)).square().repeat_interleave(SIDE**2), (0, 1))
-        found = torch.linalg.solve(products[:, :size] + count * variance.diag(), products[:, size:]).T
-        self.weight.copy_(found[:, :-1].reshape(self.weight.shape))
-        self.bias.copy_(found[:, -1])
+        products = products / products[-1, len(products) - 1]
+        means = products[-1]
+        # about the means, so that what never changes has no weight
+        known = len(products) - 1
+        covariances = products[:-1] - means[:known, None] * means
+        # noise that is independent of everything adds nothing but variances
+        variance = (noise * std.double()).square().repeat_interleave(SIDE**2)
+        found = torch.linalg.solve(covariances[:, :known] + variance.diag(), covariances[:, known + 1 :]).T
+        self.weight.copy_(found.reshape(self.weight.shape))
+        self.bias.copy_(means[known + 1 :] - found @ means[:known])
 
 
 def _around(latents: Tensor) -> Tensor:

@@ -105,6 +105,17 @@ def edges(images: Tensor, patch: int) -> float:
     return float(steps[border].mean() - steps[~border].mean())
 
 
+@pytest.mark.parametrize("side", [2, 8])
+def test_what_never_changes_is_decoded_as_it_is(side: int) -> None:
+    """And noise as large as public statistics allow it changes nothing."""
+    images = torch.linspace(-1, 1, 4).view(1, 1, 2, 2).repeat(30, 1, side // 2, side // 2)
+    model = PatchDecoder(4, 4, 2)
+    latents = F.pixel_unshuffle(images, 2)
+    model.fit(model.products(latents, images), torch.full((4,), 1e-6), 0.15)
+    noisy = latents + 1e-6 * torch.randn(latents.shape)
+    torch.testing.assert_close(model(noisy), images, atol=1e-4, rtol=0)
+
+
 def test_little_noise_leaves_what_is_certain() -> None:
     """With all components there is nothing to estimate."""
     images = smooth(50, 8, seed=3)
