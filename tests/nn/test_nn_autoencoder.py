@@ -96,13 +96,13 @@ def test_latents_have_mean_0_and_variance_1_and_are_stored(noise: float, tmp_pat
         model.posterior(x)
 
 
-@pytest.mark.parametrize(("count", "images_a_batch"), [(20, 500), (1200, 500), (40, 7)])
+@pytest.mark.parametrize(("count", "images_a_batch"), [(20, 50), (120, 50), (40, 7), (300, 10)])
 def test_the_decoder_sees_images_of_the_whole_set(
     count: int, images_a_batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the half that comes last, patches go on in the next one; those before have faint grain."""
-    monkeypatch.setattr(networks, "ENCODE_BATCH", images_a_batch)
-    monkeypatch.setattr(networks, "DECODER_VIEWS", 2 * images_a_batch)
+    monkeypatch.setattr(networks, "DECODER_BATCH", images_a_batch)
+    monkeypatch.setattr(networks, "DECODER_PATCHES", 2 * images_a_batch * 16)
     rng = np.random.default_rng(0)
     images = rng.integers(120, 136, (count, 8, 8), np.uint8)
     slope = rng.integers(-30, 30, (count - count // 2, 2, 1, 1)) * np.indices((8, 8))

@@ -38,8 +38,10 @@ from rapid.training.public import train
 from rapid.training.recipe import Recipe
 
 ENCODE_BATCH = 500
-DECODER_VIEWS = 10_000
-"""Images that the decoder of principal components is fitted to, at most: each has many patches."""
+DECODER_BATCH = 50
+"""Its float64 products of patches take some ten times the memory of latents."""
+DECODER_PATCHES = 640_000
+"""That the decoder of principal components is fitted to, at most: those of 10,000 images with latents of 8x8."""
 
 
 class AutoencoderRecipe(Recipe):
@@ -263,13 +265,14 @@ def _patch_moment(views: AugmentedImages, patch: int) -> Tensor:
 
 @torch.no_grad()
 def _patch_products(model: Autoencoder, decoder: PatchDecoder, views: AugmentedImages) -> Tensor:
-    """See `PatchDecoder.products`, of views that are spread evenly over all."""
-    starts = range(0, len(views), ENCODE_BATCH * -(-len(views) // DECODER_VIEWS))
+    """See `PatchDecoder.products`, of at most DECODER_PATCHES of views that are spread evenly over all."""
+    most = max(1, DECODER_PATCHES // model.encode_raw(views.batch(0, 1))[0, 0].numel())
+    starts = range(0, len(views), DECODER_BATCH * -(-len(views) // most))
     total = torch.zeros((), dtype=torch.float64)
     with Progress("decoder", len(starts), "batch") as progress:
         for start in starts:
             check_stop()
-            images = views.batch(start, ENCODE_BATCH)
+            images = views.batch(start, DECODER_BATCH)
             found = decoder.products(model.encode_raw(images), images)
             total = total.to(found.device) + found
             progress.advance(1)
