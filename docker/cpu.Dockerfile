@@ -43,6 +43,6 @@ WORKDIR /tmp
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('RAPID_SERVE_PORT', '8000') + '/readyz', timeout=4)"]
+    CMD ["python", "-c", "import os, urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:' + os.environ.get('RAPID_SERVE_PORT', '8000') + '/readyz', timeout=4)"]
 ENTRYPOINT ["rapid"]
 CMD ["serve", "--model", "/model", "--host", "0.0.0.0"]

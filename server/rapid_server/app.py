@@ -25,7 +25,7 @@ from rapid_server.encoder import Encoder
 from rapid_server.engine import Engine
 from rapid_server.exception_handlers import CatchExceptions, add_exception_handlers
 from rapid_server.generation import EndJobs, client_of, generation_router, while_connected
-from rapid_server.headers import AddSecurityHeaders, AnswerHead
+from rapid_server.headers import AddSecurityHeaders, AnswerHead, IgnoreRange
 from rapid_server.hosts import RequireHost
 from rapid_server.limits import LimitBody, LimitHead
 from rapid_server.logs import LogRequests
@@ -44,8 +44,8 @@ STATIC = Path(__file__).parent / "static"
 EXPOSED = [f"X-Rapid-{name}" for name in ("Seed", "Model", "Sha256", "Synthetic", "Epsilon", "Delta")]
 EXPOSED += ["X-Request-Id", "Retry-After"]
 """Headers of responses that pages of other sites may read."""
-REVALIDATED = {"Cache-Control": "no-cache"}
-"""Header of the page's files: after an update none may be mixed with older ones."""
+WHOLE = {"Cache-Control": "no-cache", "Accept-Ranges": "none"}
+"""Headers of the page's files: after an update none may be mixed with older ones, and they are sent whole."""
 
 
 def create_app(served: Mapping[str, Generator | Classifier], settings: ServerSettings) -> FastAPI:
@@ -107,18 +107,20 @@ def _add_middleware(app: FastAPI, settings: ServerSettings, metrics: Metrics) ->
     """Add the middleware; a request passes through the last one first."""
     app.add_middleware(EndJobs)
     app.add_middleware(CatchExceptions)
-    app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
+    app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes, max_sum=settings.max_bodies_bytes)
     app.add_middleware(RequireToken, tokens=Tokens(settings.tokens))
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            # clients of the OpenAI API send some of their own; pages of other origins cannot ask at all
+            allow_headers=["*"],
             expose_headers=EXPOSED,
         )
     if settings.only_local:
         app.add_middleware(RequireHost, known=settings.allowed_hosts)
+    app.add_middleware(IgnoreRange)
     app.add_middleware(AnswerHead)
     app.add_middleware(LimitHead)
     app.add_middleware(RejectExcessConnections)
@@ -193,11 +195,11 @@ def _add_monitoring(app: FastAPI, engine: Engine, predictor: Predictor, metrics:
 def _add_pages(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return FileResponse(STATIC / "index.html", headers=REVALIDATED)
+        return FileResponse(STATIC / "index.html", headers=WHOLE)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return FileResponse(STATIC / "docs.html", headers=REVALIDATED)
+        return FileResponse(STATIC / "docs.html", headers=WHOLE)
 
     app.mount("/static", _Files(directory=STATIC), name="static")
 
@@ -207,7 +209,7 @@ class _Files(StaticFiles):
 
     def file_response(self, *arguments: Any, **options: Any) -> Response:
         response = super().file_response(*arguments, **options)
-        response.headers.update(REVALIDATED)
+        response.headers.update(WHOLE)
         return response
 
     def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:

@@ -16,6 +16,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from rapid_server.limits import HEAD_BYTES
 from rapid_server.rejection import LINGER_SECONDS, reject
 
 HEADER_SECONDS = 20.0
@@ -27,6 +28,10 @@ SPARE = 64
 """Connections beyond the limit that are told so; more are reset at once, before they take all file descriptors."""
 EXCESS_SECONDS = 2.0
 """What a connection beyond the limit has for its request."""
+CHUNK_BYTES = 64
+FREE_CHUNKS = 1000
+"""A body in more chunks than this, with fewer than `CHUNK_BYTES` on average, is refused: parsing each takes as long as
+parsing a large one."""
 _EXCESS = "excess_connection"
 _STILL_ANSWERED = "/healthz"
 """Beyond the limit, too: who asks would restart a server that has much to do."""
@@ -65,8 +70,10 @@ class TimeoutProtocol(H11Protocol):
     - A client may close its sending side after the request and still get its response. A client that has gone looks the
       same, so it is sent `100 Continue`; if it has gone, the connection breaks. Within a response nothing else can be
       sent: a client whose response makes no progress for `silent_seconds` counts as gone.
-    - A connection beyond the limit gets 503 (see `RejectExcessConnections`), and data that is not HTTP gets 400, both
-      with JSON bodies. It must send its request within `EXCESS_SECONDS`; those beyond `SPARE` more are reset.
+    - It is noticed that a client has gone, even if it sent more than its request: uvicorn itself stops reading then.
+    - A connection beyond the limit gets 503 (see `RejectExcessConnections`), and data that is not HTTP, or a body in
+      tiny chunks, gets 400, all with JSON bodies. It must send its request within `EXCESS_SECONDS`; those beyond
+      `SPARE` more are reset.
     """
 
     header_seconds = HEADER_SECONDS
@@ -75,6 +82,7 @@ class TimeoutProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.conn = _Connection(h11.SERVER, HEAD_BYTES)
         # uvicorn's own 503 is plain text
         self._limit, self.limit_concurrency = self.limit_concurrency, None
         self._check_timer: asyncio.TimerHandle | None = None
@@ -104,8 +112,14 @@ class TimeoutProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take part of a request; data after a rejection is dropped."""
-        if not self._rejected:
-            super().data_received(data)
+        if self._rejected:
+            return
+        super().data_received(data)
+        # paused after a whole request: whether the client hangs up shows only to those who read
+        if self.flow.read_paused and self.conn.their_state is h11.DONE:
+            sent, _ = self.conn.trailing_data
+            if len(sent) <= HEAD_BYTES:
+                self.flow.resume_reading()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client has closed its sending side; return True to keep the connection open for the response."""
@@ -138,7 +152,8 @@ class TimeoutProtocol(H11Protocol):
             self.transport.close()
             return
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-        content = json.dumps({"detail": "this is not an HTTP request, or its head is too long"}).encode()
+        detail = "this is not an HTTP request, or its head is too long, or its chunks too short"
+        content = json.dumps({"detail": detail}).encode()
         for event in (
             h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
             h11.Data(data=content),
@@ -202,6 +217,24 @@ class TimeoutProtocol(H11Protocol):
             self._reset()
             return
         self._probe_timer = self.loop.call_later(PROBE_SECONDS, self._probe)
+
+
+class _Connection(h11.Connection):
+    """Raises h11.RemoteProtocolError for a body in tiny chunks."""
+
+    _chunks = _bytes = 0
+
+    def next_event(self) -> Any:
+        """The next event that was received."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._bytes += len(event.data)
+            if self._chunks > FREE_CHUNKS and self._bytes < CHUNK_BYTES * self._chunks:
+                raise h11.RemoteProtocolError("chunks are too short")
+        return event
 
 
 class _CountingTransport:

@@ -16,11 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rapid.errors import InputError, RapidError
 from rapid.parsing import problem_of
 from rapid_server.engine import ClientFullError, EngineFailedError, EngineFullError, EngineStoppedError
-from rapid_server.problems import has_openai_form, problem_response
+from rapid_server.problems import FAILED, STOPPING, has_openai_form, problem_response
 
 _LOG = logging.getLogger(__name__)
-FAILED = "internal error"
-STOPPING = "the server is stopping"
 OPENAI_ENDPOINTS = "POST /v1/images/generations, GET /v1/models and GET /v1/models/MODEL"
 
 

@@ -32,6 +32,19 @@ class AddSecurityHeaders:
         await self._app(scope, receive, add_headers if scope["type"] == "http" else send)
 
 
+class IgnoreRange:
+    """ASGI middleware: a request for a part is answered whole, as RFC 9110 (section 14.2) allows; files are small."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on without its header `Range`."""
+        if scope["type"] == "http":
+            scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"range"]
+        await self._app(scope, receive, send)
+
+
 class AnswerHead:
     """ASGI middleware: `HEAD` is answered as `GET` (RFC 9110, section 9.3.2); the protocol leaves out the body."""
 

@@ -12,9 +12,9 @@ from fastapi.responses import Response
 from numpy.typing import NDArray
 
 from rapid_server import responses, schemas
-from rapid_server.generation import STATUSES, attach, client_of, read_body, while_connected
+from rapid_server.generation import STATUSES, attach, client_of, raw_body, read_body, while_connected
 from rapid_server.models import Model, ModelRegistry
-from rapid_server.predictor import Predictor
+from rapid_server.predictor import Prediction, Predictor
 from rapid_server.problems import Refusal, problems
 
 
@@ -41,17 +41,21 @@ def prediction_router(models: ModelRegistry, predictor: Predictor, limits: schem
         },
     )
     async def predict(request: Request, model: str | None = None) -> Response:
+        found, prediction = await submitted(request, model)
+        attach(request, prediction, prediction.count)
+        rows = await while_connected(request, prediction.probabilities())
+        return await asyncio.to_thread(_response, found, rows)
+
+    async def submitted(request: Request, model: str | None) -> tuple[Model, Prediction]:
+        # when this returns, only the predictor has the files, and lets go of them when it has read them
         sent = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if sent == responses.PNG:
-            found, files = models.classifier(model), [await request.body()]
+            found, files = models.classifier(model), [await raw_body(request)]
         else:
             body = await read_body(request, schemas.PredictRequest, limits, also=responses.PNG)
             found = models.classifier(model if body.model is None else body.model)
             files = await asyncio.to_thread(lambda: [_decoded(text, place) for place, text in enumerate(body.images)])
-        prediction = predictor.submit(found.name, files, client_of(request))
-        attach(request, prediction, len(files))
-        rows = await while_connected(request, prediction.probabilities())
-        return await asyncio.to_thread(_response, found, rows)
+        return found, predictor.submit(found.name, files, client_of(request))
 
     return router
 
@@ -66,9 +70,9 @@ def _decoded(text: str, place: int) -> bytes:
 def _response(model: Model, probabilities: NDArray[np.float32]) -> Response:
     content = {
         "labels": [model.classes[number] for number in probabilities.argmax(1).tolist()],
-        "probabilities": probabilities.tolist(),
         "classes": list(model.classes),
         "model": model.name,
         "privacy": model.privacy,
     }
-    return Response(responses.json_text(content), media_type=responses.JSON, headers=responses.model_headers(model))
+    text = responses.json_with_rows(content, "probabilities", (row.tolist() for row in probabilities))
+    return Response(text, media_type=responses.JSON, headers=responses.model_headers(model))

@@ -14,6 +14,8 @@ from starlette.types import Scope
 
 from rapid_server.schemas import OpenAIProblem, Problem
 
+FAILED = "internal error"
+STOPPING = "the server is stopping"
 OPENAI_PREFIX = "/v1"
 REQUEST, RATE, SERVER = "invalid_request_error", "rate_limit_error", "server_error"
 KINDS = {

@@ -11,13 +11,14 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+from numpy.typing import NDArray
 from starlette.responses import Response
 
 from rapid.errors import RapidError
@@ -25,9 +26,9 @@ from rapid.metadata import METADATA, metadata_line
 from rapid.pictures import Pixels, encode_png, grid
 from rapid_server.encoder import Encoder
 from rapid_server.engine import EngineStoppedError
-from rapid_server.exception_handlers import FAILED, STOPPING
 from rapid_server.job import Job
 from rapid_server.models import Model
+from rapid_server.problems import FAILED, STOPPING
 from rapid_server.worker import ImageDone
 
 JSON = "application/json"
@@ -36,7 +37,10 @@ ZIP = "application/zip"
 LINES = "application/x-ndjson"
 EVENTS = "text/event-stream"
 
+METADATA_ROWS = 16
+"""Images whose lines are written at a time."""
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)
+Probabilities = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -105,12 +109,15 @@ def _json_response(reply: Reply, images: list[ImageDone], contents: list[str]) -
         "images": contents,
         "labels": class_names(model, job),
         "entries": [_record(one) for one in images],
-        "soft_labels": [_soft_label(one) for one in images] if reply.soft_labels else None,
         "seed": job.request.seed,
         "model": model.name,
         "privacy": model.privacy,
     }
-    return Response(json_text(content), media_type=JSON, headers=headers(model, job))
+    if reply.soft_labels:
+        text = json_with_rows(content, "soft_labels", map(_soft_label, images))
+    else:
+        text = json_text(content | {"soft_labels": None})
+    return Response(text, media_type=JSON, headers=headers(model, job))
 
 
 async def as_png(reply: Reply, images: list[ImageDone]) -> Response:
@@ -141,7 +148,7 @@ async def as_zip(reply: Reply) -> AsyncIterator[bytes]:
     """
     model, job = reply.model, reply.job
     names = class_names(model, job)
-    pipe, metadata = _Pipe(), list[str]()
+    pipe, described = _Pipe(), list[tuple[str, str, Probabilities]]()
     # a file without `seek`: zipfile then writes a stream
     with zipfile.ZipFile(pipe, "w", zipfile.ZIP_STORED) as archive:
         async for ready in _in_order(job):
@@ -151,13 +158,28 @@ async def as_zip(reply: Reply) -> AsyncIterator[bytes]:
                 stem = f"{one.place:05d}" if name is None else f"{one.place:05d}-{file_name(name)}"
                 archive.writestr(zipfile.ZipInfo(f"{stem}.png", _ZIP_DATE), content)
                 if reply.soft_labels:
-                    assert name is not None
-                    metadata.append(metadata_line(f"{stem}.png", name, model.classes, one.probabilities))
+                    assert name is not None and one.probabilities is not None
+                    described.append((f"{stem}.png", name, one.probabilities))
                 yield pipe.take()
                 job.sent = one.place + 1
-        if metadata:
-            archive.writestr(zipfile.ZipInfo(METADATA, _ZIP_DATE), "".join(metadata))
+        if described:
+            # text of a thousand classes takes long and is large: made in another thread, and sent in parts
+            parts = [described[at : at + METADATA_ROWS] for at in range(0, len(described), METADATA_ROWS)]
+            text = await asyncio.to_thread(_metadata, model, parts[0])
+            info = zipfile.ZipInfo(METADATA, _ZIP_DATE)
+            # a guess, from which zipfile takes the format for large files
+            info.file_size = len(text) * len(parts)
+            with archive.open(info, "w") as file:
+                file.write(text)
+                for part in parts[1:]:
+                    yield pipe.take()
+                    file.write(await asyncio.to_thread(_metadata, model, part))
     yield pipe.take()
+
+
+def _metadata(model: Model, described: list[tuple[str, str, Probabilities]]) -> bytes:
+    """Lines for images, of each its file, class and soft label."""
+    return "".join(metadata_line(file, name, model.classes, chances) for file, name, chances in described).encode()
 
 
 def zip_name(model: Model, job: Job) -> str:
@@ -197,6 +219,16 @@ async def _events(reply: Reply) -> AsyncIterator[tuple[str, dict[str, Any]]]:
 def json_text(content: dict[str, Any]) -> str:
     """JSON; a ValueError where a number is not finite, which JSON does not know."""
     return json.dumps(content, allow_nan=False)
+
+
+def json_with_rows(content: dict[str, Any], name: str, rows: Iterable[list[float]]) -> str:
+    """JSON of `content` and, last, of `rows` under `name`.
+
+    Each row is encoded by itself, because other threads wait while a value is encoded: with a thousand classes, that
+    of all rows takes seconds.
+    """
+    texts = [json.dumps(row, allow_nan=False) for row in rows]
+    return f"{json_text(content)[:-1]}, {json.dumps(name)}: [{', '.join(texts)}]}}"
 
 
 def _record(one: ImageDone) -> int | None:

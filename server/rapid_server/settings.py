@@ -32,7 +32,7 @@ from rapid.parsing import parse_yaml, problem_of
 from rapid_server.setting_types import check_host, check_origin, is_loopback, split_list, split_model, split_token
 
 PREFIX = "RAPID_SERVE_"
-UNFLAGGED = ("tokens", "max_steps", "max_body_bytes", "max_connections", "grace_seconds")
+UNFLAGGED = ("tokens", "max_steps", "max_body_bytes", "max_bodies_bytes", "max_connections", "grace_seconds")
 """Settings without a flag: for the environment and the settings file only."""
 SINGULAR = {"cors_origins": "cors_origin", "allowed_hosts": "allowed_host"}
 """Flags of lists that are given once for each entry."""
@@ -97,6 +97,10 @@ class ServerSettings(BaseSettings):
     max_queued: int = Field(50_000, ge=1, description="most images that are queued or being made; beyond: 503")
     max_client: int = Field(20_000, ge=1, description="most of these of one client; beyond: 429")
     max_body_bytes: int = Field(1 << 20, ge=1, description="most bytes of a request's body; beyond: 413")
+    max_bodies_bytes: int = Field(
+        1 << 28, ge=1, description="most bytes of all bodies until their responses have left; beyond: 503, or 429 "
+        "beyond half of it for one client"
+    )  # fmt: skip
     max_connections: int = Field(2048, ge=1, description="beyond: 503")
     grace_seconds: float = Field(7.0, ge=0, le=3600, allow_inf_nan=False, description="for running requests")
     log_format: Literal["text", "json"] = "text"
@@ -147,6 +151,8 @@ class ServerSettings(BaseSettings):
         for name, limit in (("max_client", self.max_client), ("max_queued", self.max_queued)):
             if self.max_count > limit:
                 raise _conflict("max_count", f"is more than {name} ({limit}): such a request could never be served")
+        if self.max_bodies_bytes < 2 * self.max_body_bytes:
+            raise _conflict("max_bodies_bytes", f"is less than twice max_body_bytes ({self.max_body_bytes}): raise it")
         return self
 
     @property

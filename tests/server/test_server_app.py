@@ -100,6 +100,15 @@ def test_a_server_that_is_not_ready_refuses_nobody(application: Any, serving: An
         assert numbers(client)["rapid_refusals_total", "503"] == 1
 
 
+@pytest.mark.parametrize("path", ["/", "/docs", "/static/page.js", "/healthz", "/nowhere"])
+@pytest.mark.parametrize("asked", ["bytes=0-3", "bytes=9999999-", "bytes=a-b", "x=1-2"])
+def test_parts_are_not_sent(client: httpx.Client, path: str, asked: str) -> None:
+    """RFC 9110, 14.2: a server may ignore the header; a part that there is not would be an error of another form."""
+    whole, part = client.get(path), client.get(path, headers={"Range": asked})
+    assert (part.status_code, part.content) == (whole.status_code, whole.content)
+    assert part.headers.get("accept-ranges", "none") == "none"
+
+
 def test_no_file_but_the_static_ones(client: httpx.Client) -> None:
     for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd"):
         assert client.get(path).status_code == 404

@@ -144,6 +144,23 @@ def test_a_refused_request_without_a_body_leaves_the_connection_usable(closed: h
     assert "connection" not in closed.post("/generate", content=b"").headers
 
 
+@pytest.mark.parametrize("origin", ["https://a", "https://b"])
+def test_pages_of_allowed_origins_can_ask_with_any_header(application: Any, serving: Any, origin: str) -> None:
+    """Clients of the OpenAI API send some of their own."""
+    headers = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang,x-stainless-os",
+    }
+    with serving(application(cors_origins=("https://a",))) as client:
+        answer = client.options("/v1/images/generations", headers=headers)
+    allowed = answer.headers.get("access-control-allow-origin") == origin
+    assert allowed == (origin == "https://a") == (answer.status_code == 200)
+    if allowed:
+        named = {name.strip() for name in answer.headers["access-control-allow-headers"].lower().split(",")}
+        assert {"x-stainless-lang", "x-stainless-os", "authorization", "content-type"} <= named
+
+
 def test_pages_of_allowed_origins_can_ask(serving: Any) -> None:
     """With CORS outside: a preflight has no token, and a page may read that it was refused."""
     cors = Middleware(

@@ -22,13 +22,18 @@ MOST = 1000
 SECONDS = 1.5
 
 
+def limit(**options: Any) -> Middleware:
+    """The limit of one body; there is none for all together."""
+    return Middleware(LimitBody, max_bytes=MOST, max_sum=1 << 30, **options)
+
+
 class Asked:
     """An application that answers how many bytes it was sent, and notes how often it was called."""
 
     def __init__(self) -> None:
         self.calls = 0
         route = Route("/", self.tell, methods=["GET", "POST", "HEAD"])
-        self.app = Starlette(routes=[route], middleware=[Middleware(LimitBody, max_bytes=MOST, seconds=SECONDS)])
+        self.app = Starlette(routes=[route], middleware=[limit(seconds=SECONDS)])
 
     async def tell(self, request: Request) -> JSONResponse:
         self.calls += 1
@@ -226,7 +231,7 @@ def test_the_application_sees_the_client_go(serving: Any) -> None:
         seen.append(message["type"])
         raise ClientDisconnect
 
-    app = Starlette(routes=[Route("/", wait, methods=["POST"])], middleware=[Middleware(LimitBody, max_bytes=MOST)])
+    app = Starlette(routes=[Route("/", wait, methods=["POST"])], middleware=[limit()])
     with serving(app) as client, pytest.raises(httpx.ReadTimeout):
         client.post("/", content=b"ab", timeout=0.3)
     deadline = time.monotonic() + 10

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
+import math
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -22,6 +25,7 @@ from rapid_server.app import create_app
 from rapid_server.connections import PROBE_SECONDS
 from rapid_server.engine import ClientFullError, EngineFailedError, EngineFullError, EngineStoppedError
 from rapid_server.predictor import PORTION, Predictor
+from rapid_server.responses import json_with_rows
 from rapid_server.settings import ServerSettings
 
 from rapid.config.sections import ImageSettings
@@ -70,6 +74,16 @@ def test_images_are_classified(both: httpx.Client, classifier: Classifier, files
     assert found["privacy"]["method"] == "dp-classifier"
     one = both.post("/predict?model=judge", content=files[2], headers={"content-type": "image/png"}).json()
     np.testing.assert_allclose(one["probabilities"], found["probabilities"][2:3], atol=1e-6)
+
+
+def test_an_answer_with_many_classes_is_the_json_of_all(both: httpx.Client) -> None:
+    """Rows are encoded one by one; a number that is not finite is an error, as elsewhere."""
+    content: dict[str, Any] = {"labels": ["a"], "model": 'm"', "privacy": None}
+    for rows in ([], [[0.25]], np.random.default_rng(0).random((7, 300)).tolist()):
+        text = json_with_rows(content, "probabilities", iter(rows))
+        assert json.loads(text) == content | {"probabilities": rows}
+    with pytest.raises(ValueError, match="JSON"):
+        json_with_rows(content, "rows", [[math.nan]])
 
 
 def test_wrong_requests_are_told_what_is_wrong(both: httpx.Client, files: list[bytes]) -> None:

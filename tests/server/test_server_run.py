@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -32,9 +33,9 @@ def settings(bundle: Path, port: int) -> ServerSettings:
 
 
 @contextmanager
-def process(bundle: Path) -> Iterator[tuple[Program, str, str]]:
+def process(bundle: Path, **variables: str) -> Iterator[tuple[Program, str, str]]:
     """A server process, the line that it printed, and its address."""
-    with Program(*command(bundle, 0)) as server:
+    with Program(*command(bundle, 0), env=os.environ | variables) as server:
         line = server.stdout.readline()
         found = re.search(r"http://\S+", line)
         assert found, server.communicate()
@@ -102,6 +103,30 @@ def test_one_that_never_ends_its_request_is_let_go(private_bundle: Path) -> None
             assert httpx.post(f"{url}/generate", json={"count": 1}, timeout=30).status_code == 200
             slow[0].settimeout(60)
             assert slow[0].recv(100) == b""
+
+
+def test_a_body_that_is_not_complete_when_the_server_stops(private_bundle: Path) -> None:
+    """Both forms of an error, and no traceback."""
+    with process(private_bundle, RAPID_SERVE_GRACE_SECONDS="1") as (server, _, url), ExitStack() as stack:
+        until_ready(url)
+        host, port = url.removeprefix("http://").split(":")
+        paths = ("/generate", "/v1/images/generations")
+        sent = [stack.enter_context(socket.create_connection((host, int(port)), 60)) for _ in paths]
+        for connection, path in zip(sent, paths, strict=True):
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            connection.sendall(head.encode() + b'Content-Length: 20\r\n\r\n{"n"')
+        # both are waited for once a later request is answered
+        assert httpx.get(f"{url}/healthz").status_code == 200
+        server.send_signal(signal.SIGTERM)
+        forms = (b'{"detail":"the server is stopping"}', b'{"error":{"message":"the server is stopping"')
+        for connection, form in zip(sent, forms, strict=True):
+            with connection.makefile("rb") as answer:
+                text = answer.read()
+            assert text.startswith(b"HTTP/1.1 503 "), text
+            assert form in text
+        _, errors = server.communicate(timeout=30)
+        assert server.returncode == 0
+        assert "Traceback" not in errors
 
 
 def test_an_altered_knowledge_base_ends_the_server(private_bundle: Path, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ VALUES: dict[str, list[tuple[Any, Any]]] = {
     "max_queued": [(10001, 10001), ("10002", 10002), (10003, 10003)],
     "max_client": [(10001, 10001), ("10002", 10002), (10003, 10003)],
     "max_body_bytes": [(1, 1), ("2", 2), (3, 3)],
+    "max_bodies_bytes": [(2**21, 2**21), (str(2**22), 2**22), (2**23, 2**23)],
     "max_connections": [(1, 1), ("2", 2), (3, 3)],
     "grace_seconds": [(1.5, 1.5), ("2", 2.0), (0, 0.0)],
     "log_format": [("json", "json"), ("text", "text"), ("json", "json")],
@@ -46,7 +47,7 @@ DEFAULTS = {
     "allowed_hosts": (),
     "max_count": 10_000,
     "max_steps": 200, "max_queued": 50_000, "max_client": 20_000, "max_body_bytes": 1024 * 1024,
-    "max_connections": 2048, "grace_seconds": 7.0, "log_format": "text", "batch": None,
+    "max_bodies_bytes": 2**28, "max_connections": 2048, "grace_seconds": 7.0, "log_format": "text", "batch": None,
 }  # fmt: skip
 
 
