@@ -173,6 +173,9 @@ def _run(
 
 def _take_trial(folder: _TrialsFolder, plan: _Plan, scoring: Scoring, device: torch.device) -> None:
     """Draw a candidate, train and score it; keep it if it is the best so far. A stopped trial goes on."""
+    # networks begin as torch's generator has it: if it went on from the trial before, or from the process's fixed seed,
+    # the weights that are released would tell whether theirs was the first trial
+    torch.seed()
     name = folder.current(list(plan.runs))
     run, out = plan.runs[name], folder.trial
     access = PrivateAccess(run.private.images, run.private.facts, run.budget, RunFolder(out), device=device)

@@ -154,6 +154,21 @@ def test_the_best_of_those_drawn_is_released_and_nothing_else(private: Path, cap
     assert spent(private).epsilon == prv_epsilon([plans[0].event], DELTA)
 
 
+def test_no_trial_begins_where_another_one_or_the_process_does(private: Path) -> None:
+    """From weights that begin at a number which others know, one could tell which trial's were released."""
+    begun = list[int]()
+
+    def before(number: int) -> None:
+        begun.append(torch.initial_seed())
+        # classifiers that score have a fixed seed
+        torch.manual_seed(0)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        tune(private, Referee(before), 8.0)
+    assert len({*begun, 0, 5}) == len(begun) + 2
+
+
 def test_memory_of_people_does_not_decide_the_pieces_of_bfloat16(
     public_bundle: Path, digits: Path, tiny_settings: RapidSettings, tmp_path: Path
 ) -> None:
