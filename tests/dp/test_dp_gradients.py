@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracles.bookkeeper import compare, compare_layer
 from torch import Tensor, nn
@@ -153,6 +153,18 @@ def test_gradient_checkpointing() -> None:
         warnings.simplefilter("ignore")
         BookKeeper(model).clipped_sum(lambda: losses(slice(None), True), 3, 0.5)
     assert all(p.grad is None for p in model.parameters())
+
+
+@settings(deadline=None)
+@given(scale=st.floats(-40, 37), output=st.floats(-40, 37), clip_norm=st.sampled_from([1e-8, 1e-3, 1.0, 1e4]))
+@example(scale=22.0, output=23.45, clip_norm=1.0)
+@example(scale=3.0, output=34.155, clip_norm=1e-8)
+def test_no_example_adds_more_than_clip_norm_at_any_scale(scale: float, output: float, clip_norm: float) -> None:
+    """Weights clip_norm / norm may lie among float32's subnormal numbers, of which there are few."""
+    model = nn.Linear(3, 2, bias=False)
+    x = torch.zeros(1, 3).index_fill(1, torch.tensor(0), 10**scale)
+    (total,), _ = BookKeeper(model).clipped_sum(lambda: model(x)[:, 0] * 10**output, 1, clip_norm)
+    assert float(total.norm()) <= clip_norm
 
 
 @settings(max_examples=20, deadline=None)

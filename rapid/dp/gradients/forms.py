@@ -167,9 +167,11 @@ class MatrixGhost(Gradient):
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
         a, g = in_full_precision(self.inputs), in_full_precision(self.output_grads)
-        g, a = factors.scaled(g), factors.kept(a)
         if a.shape[1] == 1:
-            return g.flatten(0, 1).T.double() @ a.flatten(0, 1).double()
+            # norms of float64 may be so large that a factor is none of float32's normal numbers
+            weighted = factors.scaled(g.double())
+            return weighted.flatten(0, 1).T @ factors.kept(a).flatten(0, 1).double()
+        g, a = factors.scaled(g), factors.kept(a)
         total = g.new_zeros(g.shape[2], a.shape[2], dtype=torch.float64)
         for grads, inputs in zip(g.split(PIECE), a.split(PIECE), strict=True):
             total += grads.flatten(0, 1).T @ inputs.flatten(0, 1)
