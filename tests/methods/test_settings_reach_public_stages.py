@@ -16,7 +16,7 @@ from rapid.methods.base import PublicImages
 from rapid.methods.dp_classifier.public_stage import WarmUpRecipe
 from rapid.methods.dp_classifier.public_stage import warm_up as warm_up_classifier
 from rapid.methods.dp_classifier.settings import DpClassifierSettings
-from rapid.methods.rapid.moments import ClassMoments
+from rapid.methods.rapid.class_moments import ClassMoments
 from rapid.methods.rapid.networks import AutoencoderRecipe, train_autoencoder
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.methods.rapid.warmup import warm_up as warm_up_denoiser

@@ -5,8 +5,8 @@ automatic.py      chooses them, with automatic_networks.py and automatic_private
 public_stage.py   the public bundle; networks.py, knowledge_base.py and subspace.py make its parts, retrieval.py and
                   diagnosis.py measure them
 private_stage.py  releases and private training; objectives.py has the losses `rapid`, `late` and `ldm`; ball.py,
-                  moments.py, transport.py, warmup.py, candidates.py, votes.py and distillation.py what comes before
-                  and after
+                  moments.py, class_moments.py, transport.py, warmup.py, candidates.py, votes.py and
+                  distillation.py what comes before and after
 audited.py        networks and canaries of an audit; attacked.py has scores for membership inference
 generator.py      sampling, with what parts.py holds; neighbours.py and search.py choose records of the knowledge
                   base; guidance.py pulls images towards their class, as far as levels.py finds necessary

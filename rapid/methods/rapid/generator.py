@@ -17,10 +17,10 @@ from rapid.data.fit import from_planes, to_planes, unit_range
 from rapid.diffusion import Schedule
 from rapid.diffusion.solvers import Solver, early_grid, late_grid
 from rapid.errors import InputError
+from rapid.methods.rapid.class_moments import ClassMoments
 from rapid.methods.rapid.generation_settings import WITHOUT_RECORDS, GenerationSettings
 from rapid.methods.rapid.guidance import ProbeGuidance, class_limits, least_confidence
 from rapid.methods.rapid.knowledge_base import Retrieval
-from rapid.methods.rapid.moments import ClassMoments
 from rapid.methods.rapid.neighbours import ClassRecords, choose_neighbours
 from rapid.methods.rapid.parts import Parts
 from rapid.methods.rapid.search import Search, open_search

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rapid.diffusion import Schedule
+from rapid.methods.rapid.class_moments import ClassMoments
 from rapid.methods.rapid.generation_settings import GenerationSettings
-from rapid.methods.rapid.moments import ClassMoments
 from rapid.nn import Autoencoder
 from rapid.nn.storage import StoredNetwork
 from rapid.probe.network import Probe
@@ -91,7 +91,7 @@ class PosteriorCovariance:
         variances = b.flatten(1) * self._values[own] / (a.flatten(1) * self._values[own] + b.flatten(1))
         turned = torch.einsum("nij,ni->nj", self._vectors[own], inside) * variances
         coordinates = torch.einsum("nij,nj->ni", self._vectors[own], turned)
-        rest = self._moments.rest.square().view(-1, 1, 1)
+        rest = self._moments.outside().square().view(-1, 1, 1)
         return b * rest / (a * rest + b) * outside + self._moments.latents(coordinates)
 
 

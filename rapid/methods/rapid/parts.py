@@ -7,11 +7,11 @@ from typing import Self
 
 from rapid.bundle import Bundle
 from rapid.bundle.format import Kind
+from rapid.methods.rapid.class_moments import ClassMoments
 from rapid.methods.rapid.guidance import NAME as LEVELS
 from rapid.methods.rapid.guidance import GuidanceLevels
 from rapid.methods.rapid.knowledge_base import Retrieval, open_retrieval, public_denoiser_name
 from rapid.methods.rapid.moments import NAME as MOMENTS
-from rapid.methods.rapid.moments import ClassMoments
 from rapid.methods.rapid.objectives import trained_timesteps
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Autoencoder, Denoiser

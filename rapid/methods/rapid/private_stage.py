@@ -24,6 +24,7 @@ from rapid.dp.training_spec import training_spec
 from rapid.errors import InputError
 from rapid.methods.base import Description
 from rapid.methods.rapid.candidates import draw_candidates
+from rapid.methods.rapid.class_moments import ClassMoments
 from rapid.methods.rapid.distillation import distil
 from rapid.methods.rapid.generator import RapidSampler
 from rapid.methods.rapid.guidance import NAME as LEVELS
@@ -31,7 +32,7 @@ from rapid.methods.rapid.knowledge_base import NAME as KNOWLEDGE_BASE
 from rapid.methods.rapid.knowledge_base import open_knowledge_base, open_retrieval
 from rapid.methods.rapid.levels import fit_levels, levels_wanted
 from rapid.methods.rapid.moments import NAME as MOMENTS
-from rapid.methods.rapid.moments import ClassMoments, moments_specs, release_moments
+from rapid.methods.rapid.moments import moments_specs, release_moments
 from rapid.methods.rapid.networks import build_denoiser
 from rapid.methods.rapid.objectives import PrivateObjective, Retriever, trained_timesteps, uses_retrieval
 from rapid.methods.rapid.parts import Parts

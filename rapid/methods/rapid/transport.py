@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rapid.methods.rapid.moments import ClassMoments
+from rapid.methods.rapid.class_moments import ClassMoments
 
 RELATIVE = 1e-6
 """Public variances below this part of the largest count as none: what has none cannot be moved."""

@@ -19,9 +19,9 @@ from rapid.config.sections import ScheduleSettings
 from rapid.diffusion import Schedule
 from rapid.errors import InputError
 from rapid.methods.rapid import guidance
+from rapid.methods.rapid.class_moments import ClassMoments
 from rapid.methods.rapid.generator import PRIVATE
 from rapid.methods.rapid.guidance import REACH, PosteriorCovariance, ProbeGuidance
-from rapid.methods.rapid.moments import ClassMoments
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Autoencoder
 from rapid.probe.network import Probe
@@ -50,7 +50,8 @@ def test_the_covariance_is_that_of_a_gaussian_given_a_noisy_value(covariances: i
     Outside of the subspace the variances of channels are taken along the axes, projected: exact where they are equal.
     """
     moments = random_moments(covariances, seed)
-    moments.rest.fill_(float(moments.rest[0]))
+    deviation = float(moments.rest[0])
+    moments.rest.mul_(deviation / moments.outside())
     schedule = Schedule.build(ScheduleSettings())
     generator = torch.Generator().manual_seed(seed)
     t = torch.randint(1, 1001, (count,), generator=generator)
@@ -58,7 +59,7 @@ def test_the_covariance_is_that_of_a_gaussian_given_a_noisy_value(covariances: i
     directions = torch.randn(count, *SHAPE, generator=generator)
     found = PosteriorCovariance(moments, schedule).times(directions, t, labels)
     assert found.shape == directions.shape
-    basis, rest = moments.basis.double(), float(moments.rest[0]) ** 2
+    basis, rest = moments.basis.double(), deviation**2
     for row in range(count):
         factor = moments.factors[labels[row] if covariances > 1 else 0].double()
         prior = basis.T @ factor @ factor.T @ basis + rest * (torch.eye(18) - basis.T @ basis)

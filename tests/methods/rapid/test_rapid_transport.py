@@ -17,7 +17,7 @@ from rapid.bundle import Bundle
 from rapid.data.private import PrivateImages
 from rapid.errors import InputError
 from rapid.methods import apply_overrides
-from rapid.methods.rapid.moments import ClassMoments
+from rapid.methods.rapid.class_moments import ClassMoments
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.methods.rapid.subspace import Subspace
 from rapid.methods.rapid.transport import MovedLatents
