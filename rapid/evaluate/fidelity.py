@@ -17,7 +17,7 @@ from rapid.frechet import Features
 
 NEIGHBOURS = 5
 BLOCK = 1 << 23
-"""Distances in memory at a time: 64 MB of float64."""
+"""Distances in memory at a time, 64 MB of float64, and as many bounds of their rounding."""
 
 
 class Neighbourhoods(NamedTuple):
@@ -128,10 +128,18 @@ def _radii(x: Tensor, k: int, advance: Callable[[int], None]) -> Tensor:
 
 
 def _blocks(a: Tensor, b: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Squared distances between some rows of `a` and all of `b`, with the index of the first row."""
+    """Squared distances between some rows of `a` and all of `b`, with the index of the first row.
+
+    What rounding alone may have made is 0, so that vectors that coincide have this distance with any order of the sums.
+    """
     rows = max(1, BLOCK // len(b))
+    # a sum of d squares or products has an error of at most d eps/2 of the sum of their sizes, and 2 ab <= aa + bb: all
+    # three have d eps of aa + bb, and adding them up 2 eps at most; twice as much covers terms of second order
+    rounding = 2 * (b.shape[1] + 2) * torch.finfo(b.dtype).eps
     norms = b.square().sum(1)
     for start in range(0, len(a), rows):
         part = a[start : start + rows]
-        distances = torch.addmm(norms, part, b.T, alpha=-2).add_(part.square().sum(1, keepdim=True))
-        yield start, distances.clamp_(min=0)
+        own = part.square().sum(1, keepdim=True)
+        distances = torch.addmm(norms, part, b.T, alpha=-2).add_(own)
+        # those below 0 as well
+        yield start, distances.masked_fill_(distances < (norms + own).mul_(rounding), 0)

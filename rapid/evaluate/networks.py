@@ -7,7 +7,8 @@ image side. They are trained on synthetic or open images, never with DP-SGD, so 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -177,5 +178,23 @@ def _pool() -> list[nn.Module]:
 
 def build(name: str, channels: int, size: int, classes: int, device: torch.device, seed: int) -> Classifier:
     """A new classifier of `CLASSIFIERS` in channels-last layout; the seed determines its weights."""
-    torch.manual_seed(seed)
+    # they are drawn on the CPU, whatever the device
+    with seeded(seed, torch.device("cpu")):
+        return draw(name, channels, size, classes, device)
+
+
+def draw(name: str, channels: int, size: int, classes: int, device: torch.device) -> Classifier:
+    """As `build`, with weights of torch's global generator."""
     return place(CLASSIFIERS[name](channels, size, classes), device)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """The seed determines what torch's global generators draw, of the CPU and of `device`; then they are as before."""
+    cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if cuda else []):
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield

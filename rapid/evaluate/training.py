@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from torch.nn import functional as F
 
 from rapid.data import ImageSet, to_unit_range
 from rapid.errors import InputError
-from rapid.evaluate.networks import Classifier, build
+from rapid.evaluate.networks import Classifier, draw, seeded
 from rapid.progress import Progress
 from rapid.training import Trainer
 
@@ -25,6 +27,11 @@ WEIGHT_DECAY = 0.01
 HELD_OUT = 0.1
 LEAST = 3
 """Images: batch normalisation needs two, the held-out part one."""
+FEW_STEPS = 100
+"""Steps of a training below which the running statistics of batch normalisation are computed anew. They are means over
+about the last thirty steps: in a short training over initial values and over weights that are long gone. On 400 digits
+(24 steps) the weights of a ResNeXt are right on 14 % of the test images with them, on 82 % with their own statistics;
+on 1,000 digits (64 steps) on 93 % with both."""
 TEMPERATURE = 3.0
 """Soft labels are softened by it (Hinton et al. 2015, equation 1); chosen on letters, where 2 and 5 do as well."""
 BATCH_PREDICTED, PIXELS_PREDICTED = 500, 1 << 21
@@ -55,6 +62,9 @@ def train_classifier(
 ) -> Trained:
     """Train with AdamW and a one-cycle learning rate; keep the epoch with the best accuracy on a held-out tenth.
 
+    In a training of fewer than `FEW_STEPS` steps, the statistics of batch normalisation are computed anew after each
+    epoch, over the nine tenths. Torch's global generators are left as they were.
+
     Args:
         name: a key of `networks.CLASSIFIERS`.
         images: labelled and square. Where they have soft labels, these are learnt, and the labels only select.
@@ -79,38 +89,63 @@ def train_classifier(
         draws.manual_seed(seed)
     held_out = max(1, round(HELD_OUT * len(images)))
     validation, training = order[:held_out], order[held_out:]
-    network = build(name, images.channels, images.images.shape[1], len(images.classes), device, seed)
-    batches = -(-len(training) // BATCH)
-    optimizer = torch.optim.AdamW(network.parameters(), weight_decay=WEIGHT_DECAY)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, epochs * batches, cycle_momentum=False)
-    start, best, best_epoch, weights = time.monotonic(), -1.0, 0, network.state_dict()
-    # parts of nearly equal size: none has a single image
-    shuffled = (
-        batch
-        for _ in range(epochs)
-        for batch in training[torch.randperm(len(training), generator=draws)].tensor_split(batches)
-    )
+    # initial weights, then dropout
+    with seeded(seed, device):
+        network = draw(name, images.channels, images.images.shape[1], len(images.classes), device)
+        batches = -(-len(training) // BATCH)
+        optimizer = torch.optim.AdamW(network.parameters(), weight_decay=WEIGHT_DECAY)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, epochs * batches, cycle_momentum=False)
+        start, best, best_epoch, weights = time.monotonic(), -1.0, 0, network.state_dict()
+        # parts of nearly equal size: none has a single image
+        shuffled = (
+            batch
+            for _ in range(epochs)
+            for batch in training[torch.randperm(len(training), generator=draws)].tensor_split(batches)
+        )
 
-    def backward(step: int) -> str | None:
-        network.train()
-        batch = next(shuffled)
-        x = _input(images.images[batch.numpy()], device)
-        F.cross_entropy(network(x), targets[batch].to(device)).backward()
-        return f"epoch {step // batches + 1}/{epochs}, {best:.2%} held out" if best >= 0 else None
+        def backward(step: int) -> str | None:
+            network.train()
+            batch = next(shuffled)
+            x = _input(images.images[batch.numpy()], device)
+            F.cross_entropy(network(x), targets[batch].to(device)).backward()
+            return f"epoch {step // batches + 1}/{epochs}, {best:.2%} held out" if best >= 0 else None
 
-    def keep_best(steps: int) -> None:
-        nonlocal best, best_epoch, weights
-        if steps % batches:
-            return
-        predicted = predict(network, images.images[validation.numpy()], device)
-        accuracy = float((predicted == labels[validation].numpy()).mean())
-        if accuracy >= best:
-            best, best_epoch, weights = accuracy, steps // batches, copy.deepcopy(network.state_dict())
+        def keep_best(steps: int) -> None:
+            nonlocal best, best_epoch, weights
+            if steps % batches:
+                return
+            if epochs * batches < FEW_STEPS:
+                _renew_statistics(network, images.images, training.tensor_split(batches), device)
+            predicted = predict(network, images.images[validation.numpy()], device)
+            accuracy = float((predicted == labels[validation].numpy()).mean())
+            if accuracy >= best:
+                best, best_epoch, weights = accuracy, steps // batches, copy.deepcopy(network.state_dict())
 
-    trainer = Trainer(network, optimizer, schedule)
-    trainer.run(epochs * batches, backward, title=title, between_steps=keep_best)
+        trainer = Trainer(network, optimizer, schedule)
+        trainer.run(epochs * batches, backward, title=title, between_steps=keep_best)
     network.load_state_dict(weights)
     return Trained(network.eval(), best_epoch, validation.numpy(), best, time.monotonic() - start)
+
+
+@torch.no_grad()
+def _renew_statistics(
+    network: Classifier, images: NDArray[np.uint8], parts: Sequence[torch.Tensor], device: torch.device
+) -> None:
+    """Batch normalisation gets the mean statistics of the parts, indices of images, with the present weights."""
+    normalisations = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    if not normalisations:
+        return
+    network.eval()
+    momenta = [one.momentum for one in normalisations]
+    for one in normalisations:
+        one.reset_running_stats()
+        # the mean of all parts since then
+        one.momentum = None
+        one.train()
+    for part in parts:
+        network(_input(images[part.numpy()], device))
+    for one, momentum in zip(normalisations, momenta, strict=True):
+        one.momentum = momentum
 
 
 def soften(probabilities: torch.Tensor) -> torch.Tensor:

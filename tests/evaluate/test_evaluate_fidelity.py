@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prdc import compute_prdc
@@ -47,6 +48,28 @@ def test_equal_sets_and_sets_far_apart() -> None:
     # far from the origin the differences between squares must not drown
     offset = neighbourhoods(a + 1e6, normal(200, 16, 1) + 1e6)
     assert offset == pytest.approx(neighbourhoods(a, normal(200, 16, 1)))
+
+
+@pytest.mark.parametrize(("size", "offset"), [(1, 0.0), (3, 100.0), (128, 0.0), (128, 100.0), (700, 1e6)])
+def test_balls_of_vectors_that_coincide_are_empty(size: int, offset: float) -> None:
+    """With any number of rows: by it libraries choose the order in which they add."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        real, synthetic = int(rng.integers(50, 700)), int(rng.integers(50, 700))
+        a, b = normal(real, size, seed, offset + 100), normal(synthetic, size, seed + 99, offset - 100)
+        same = rng.standard_normal(size) * 3 + offset
+        a[rng.permutation(real)[:10]] = b[rng.permutation(synthetic)[:20]] = same
+        assert neighbourhoods(a, b) == (0, 0, 0, 0)
+
+
+def test_distances_that_are_no_rounding_are_kept() -> None:
+    """As small as they can be told from rounding: a millionth of the length of the vectors."""
+    a = torch.from_numpy(normal(50, 128, 0))
+    b = a + 1e-6 * torch.from_numpy(normal(50, 128, 1))
+    ((_, distances),) = fidelity._blocks(a, b)
+    torch.testing.assert_close(distances, torch.cdist(a, b).square(), rtol=0, atol=1e-10)
+    assert (distances.diagonal() > 0).all()
+    assert not next(fidelity._blocks(a, a))[1].diagonal().any()
 
 
 def test_a_mode_that_is_missing_costs_recall_and_coverage_only() -> None:

@@ -16,6 +16,7 @@ from tests_support import bright_and_dark
 
 from rapid.data import ImageSet
 from rapid.errors import InputError
+from rapid.evaluate import training
 from rapid.evaluate.networks import CLASSIFIERS, PROTOCOL, build
 from rapid.evaluate.sets import match_classes
 from rapid.evaluate.training import TEMPERATURE, predict, soften, train_classifier
@@ -146,6 +147,75 @@ def test_a_last_batch_of_one_image_is_avoided() -> None:
     # 129 images are trained on: two batches, not 128 and 1, which batch normalisation could not take at 1x1
     images = bright_and_dark(143, 0, shape=(4, 4))
     assert train_classifier("resnet", images, CPU, "odd", 1).epoch == 1
+
+
+def normalisations(network: torch.nn.Module) -> list[torch.nn.BatchNorm2d]:
+    return [module for module in network.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+
+
+@pytest.mark.parametrize("name", PROTOCOL)
+def test_a_short_training_normalises_by_its_own_images(name: str) -> None:
+    """Eight steps: running statistics still hold initial values, with which two of these networks guess."""
+    train, test = bright_and_dark(100, 0), bright_and_dark(100, 1)
+    assert train.labels is not None
+    assert test.labels is not None
+    trained = train_classifier(name, train, CPU, "few", 8)
+    assert trained.held_out_accuracy > 0.95
+    assert (predict(trained.network, test.images, CPU) == test.labels).mean() > 0.95
+    held_out = trained.held_out
+    right = predict(trained.network, train.images[held_out], CPU) == train.labels[held_out]
+    assert right.mean() == trained.held_out_accuracy
+    assert {one.momentum for one in normalisations(trained.network)} == {0.1}
+
+
+@pytest.mark.parametrize("epochs", [1, 5])
+def test_statistics_of_a_short_training_are_those_of_the_nine_tenths(epochs: int) -> None:
+    train = bright_and_dark(100, 0)
+    trained = train_classifier("resnet", train, CPU, "few", epochs)
+    kept = np.setdiff1d(np.arange(100), trained.held_out)
+    pixels = torch.from_numpy(train.images[kept])[:, None].float() / 127.5 - 1
+    convolution, first = trained.network.features[0], trained.network.features[1]
+    assert isinstance(first, torch.nn.BatchNorm2d)
+    assert first.running_mean is not None
+    assert first.running_var is not None
+    with torch.no_grad():
+        variance, mean = torch.var_mean(convolution(pixels), (0, 2, 3))
+    torch.testing.assert_close(first.running_mean, mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(first.running_var, variance, rtol=1e-4, atol=1e-5)
+
+
+def test_a_long_training_keeps_its_running_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    # two batches an epoch
+    images = bright_and_dark(143, 0, shape=(4, 4))
+    monkeypatch.setattr(training, "FEW_STEPS", 6)
+    long = train_classifier("resnet", images, CPU, "long", 3)
+    assert {int(one.num_batches_tracked or 0) for one in normalisations(long.network)} == {2 * long.epoch}
+    # an epoch has the same weights whether statistics were computed anew before it or not
+    monkeypatch.setattr(training, "FEW_STEPS", 7)
+    monkeypatch.setattr(training, "predict", lambda network, *_: np.zeros(14, np.int64))
+    short = train_classifier("resnet", images, CPU, "short", 3)
+    assert {int(one.num_batches_tracked or 0) for one in normalisations(short.network)} == {2}
+    monkeypatch.setattr(training, "FEW_STEPS", 6)
+    long = train_classifier("resnet", images, CPU, "long", 3)
+    # all epochs are as good: the last one was kept
+    assert short.epoch == long.epoch == 3
+    for (key, a), b in zip(long.network.named_parameters(), short.network.parameters(), strict=True):
+        assert torch.equal(a, b), key
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_the_generators_of_torch_are_left_as_they_were(name: str) -> None:
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    network = build(name, 1, 8, 2, CPU, seed=3)
+    train_classifier(name, bright_and_dark(40, 0), CPU, "test", 1, seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    # weights of a seed are what they always were
+    with torch.random.fork_rng([]):
+        torch.manual_seed(3)
+        expected = CLASSIFIERS[name](1, 8, 2)
+    for a, b in zip(network.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_an_ensemble_is_the_mean_of_its_members_and_the_best_is_selected_without_the_test_set() -> None:
