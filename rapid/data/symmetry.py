@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -39,9 +40,29 @@ def turned_alike(images: NDArray[np.uint8]) -> bool:
     return _alike(images, lambda x: x.rot90(1, (2, 3)))
 
 
+def content_box(images: NDArray[np.uint8]) -> tuple[slice, slice]:
+    """The rows and columns within the black frame that all images have, as from padding; all rows and columns of black.
+
+    Args:
+        images: uint8 (N, H, W) or (N, H, W, 3).
+    """
+    seen: NDArray[np.bool_] = np.any(images, 0).reshape(*images.shape[1:3], -1).any(2)
+    if not seen.any():
+        return slice(0, images.shape[1]), slice(0, images.shape[2])
+    rows, columns = (np.flatnonzero(seen.any(axis)) for axis in (1, 0))
+    return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)
+
+
+def content_share(images: NDArray[np.uint8]) -> float:
+    """The share of all pixels within `content_box`."""
+    rows, columns = content_box(images)
+    share: float = (rows.stop - rows.start) * (columns.stop - columns.start) / math.prod(images.shape[1:3])
+    return share
+
+
 def has_plain_background(images: NDArray[np.uint8]) -> bool:
-    """Whether most pixels have one value, as in drawings, writing and many masks."""
-    sample = _sample(images)
+    """Whether most pixels within the frame have one value, as in drawings, writing and many masks."""
+    sample = _content(images)
     counts = np.bincount(sample.reshape(-1), minlength=256)
     return bool(counts.max() > 0.4 * counts.sum())
 
@@ -50,9 +71,9 @@ def has_strokes(images: NDArray[np.uint8]) -> bool:
     """Whether images are strokes of one brightness on a plain background: writing has few greys, a scan on black many.
 
     Args:
-        images: PUBLIC images, uint8 (N, H, W).
+        images: PUBLIC images, uint8 (N, H, W). A black frame that all have does not count.
     """
-    sample = _sample(images)
+    sample = _content(images)
     background = int(np.bincount(sample.reshape(-1), minlength=256).argmax())
     contrast = np.abs(sample.astype(np.int64) - background)
     return has_plain_background(images) and int((contrast > STROKE).sum()) > 0.5 * int((contrast > FAINT).sum())
@@ -84,6 +105,12 @@ def _pairs(pixels: Tensor, transform: Callable[[Tensor], Tensor]) -> tuple[Tenso
     signs = torch.ones(len(rows), dtype=torch.float64)
     signs[len(pixels) :] = -1
     return rows, signs
+
+
+def _content(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Some of the images, without their frame."""
+    sample = _sample(images)
+    return sample[:, *content_box(sample)]
 
 
 def _sample(images: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -17,6 +17,7 @@ from rapid.data import to_unit_range
 from rapid.data.augment import augment
 from rapid.data.fit import from_planes, to_planes
 from rapid.data.subset import Images
+from rapid.data.symmetry import content_share
 from rapid.diffusion import Schedule
 from rapid.diffusion.losses import info_nce
 from rapid.frechet import frechet_distance
@@ -77,6 +78,8 @@ class Searched(NamedTuple):
 def autoencoder_psnr(autoencoder: Autoencoder, images: Images, device: torch.device) -> float:
     """PSNR, dB, of images after encoding and decoding, of the mean squared error of all; infinity without any error.
 
+    Pixels count within the black frame that all images may have from padding: it is nearly free of errors.
+
     Args:
         autoencoder: on `device`.
         images: uint8 (N, H, W) or (N, H, W, 3), N >= 1.
@@ -89,7 +92,7 @@ def autoencoder_psnr(autoencoder: Autoencoder, images: Images, device: torch.dev
         decoded = autoencoder.decode(autoencoder.encode(x)).clamp(-1, 1)
         total += float((decoded - x).double().square().sum())
         count += x.numel()
-    return 10 * math.log10(4 * count / total) if total else math.inf
+    return 10 * math.log10(4 * count * content_share(sample) / total) if total else math.inf
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,9 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch.nn import functional as F
 
 from rapid.config.sections import ImageSettings, TonesSettings
-from rapid.data import ImageSet, fit_images, load_images, sample_path
+from rapid.data import ImageSet, fit_images, load_images, sample_path, to_unit_range
 from rapid.data.augmented import AugmentedImages
 from rapid.diffusion.solvers import late_grid
 from rapid.dp.access import PublicFacts
@@ -24,7 +26,7 @@ from rapid.dp.gradients import BookKeeper
 from rapid.errors import InputError
 from rapid.methods import apply_overrides
 from rapid.methods.base import Choice, Resources, Tree
-from rapid.methods.rapid.automatic import FLOOR, choose_public
+from rapid.methods.rapid.automatic import FLOOR, _components, _order, _patch_moment, choose_public
 from rapid.methods.rapid.automatic_private import choose_private, seconds_per_gradient
 from rapid.methods.rapid.diagnosis import autoencoder_psnr
 from rapid.methods.rapid.networks import AutoencoderRecipe, build_denoiser, train_autoencoder
@@ -119,6 +121,26 @@ def test_the_autoencoder_keeps_its_floor_on_other_images(tmp_path_factory: pytes
     # four components fewer are not enough, or there is nothing left to leave out
     if (fewer := found.autoencoder.latent_channels - 4) > 0:
         assert psnr(latent_channels=fewer, decoder_noise=0) < FLOOR + 0.5
+
+
+@pytest.mark.parametrize("side", [17, 20, 28])
+def test_the_floor_holds_for_the_images_in_a_frame(side: int) -> None:
+    """Smaller images are padded with black, which costs no error: the images themselves have to keep the floor."""
+    images = fit_images(
+        ImageSet(photographs(600, side, side), None, ()), ImageSettings(size=32, channels=3, fit="contain"), "-"
+    ).images
+    found, told = _components(images, 4)[::2]
+    order = _order(600)
+    vectors = torch.linalg.eigh(_patch_moment(images[order[::2]], 4))[1].flip(1)[:, : found["latent_channels"]].float()
+    held = to_unit_range(images[order[1::2]])
+    rows = F.pixel_unshuffle(held, 4).movedim(1, -1)
+    decoded = F.pixel_shuffle((rows @ vectors @ vectors.T).movedim(-1, 1), 4)
+    start = (32 - side) // 2
+    inside = ((decoded - held) ** 2)[:, :, start : start + side, start : start + side]
+    psnr = 10 * math.log10(4 / float(inside.mean()))
+    assert psnr > FLOOR
+    # errors in the frame count as those of the images
+    assert told - 0.01 < psnr < told + 1.5
 
 
 def test_an_encoder_is_planned_only_where_retrieval_works() -> None:

@@ -48,13 +48,30 @@ def test_the_floor_of_the_autoencoder(public: Bundle, letters: Path, tiny_settin
     model = public.component("autoencoder", Autoencoder)
     with torch.no_grad():
         decoded = model.decode(model.encode(to_unit_range(images))).clamp(-1, 1).numpy()[:, 0]
-    error = ((decoded - (images / 127.5 - 1)) ** 2).mean()
+    rows, columns = (np.flatnonzero(images.max(0).max(axis)) for axis in (1, 0))
+    # the letters without the frame that padding made
+    within = len(images) * (np.ptp(rows) + 1) * (np.ptp(columns) + 1)
+    assert within < images.size
+    error = ((decoded - (images / 127.5 - 1)) ** 2).sum() / within
     assert public.config.facts["quality"]["autoencoder_psnr"] == pytest.approx(10 * math.log10(4 / error), abs=0.01)
 
 
 def test_an_autoencoder_that_loses_nothing() -> None:
     pixels = Autoencoder({"kind": "none", "latent_channels": 1, "patch": 1})
     assert autoencoder_psnr(pixels, np.zeros((3, 8, 8), np.uint8), CPU) == math.inf
+
+
+@pytest.mark.parametrize("colours", [1, 3])
+def test_a_frame_that_all_images_have_does_not_raise_the_psnr(colours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pixel of the images is off by 10 of 255, those of the frame by nothing."""
+    pixels = np.random.default_rng(0).integers(1, 240, (30, 9, 10, colours)).astype(np.uint8)
+    pixels = pixels[..., 0] if colours == 1 else pixels
+    around = [(0, 0), (3, 4), (6, 0), *[(0, 0)] * (pixels.ndim - 3)]
+    nothing = Autoencoder({"kind": "none", "latent_channels": colours, "patch": 1})
+    monkeypatch.setattr(nothing, "encode", lambda x: torch.where(x > -1, x + 10 / 127.5, x))
+    expected = pytest.approx(20 * math.log10(255 / 10), abs=1e-3)
+    assert autoencoder_psnr(nothing, pixels, CPU) == expected
+    assert autoencoder_psnr(nothing, np.pad(pixels, around), CPU) == expected
 
 
 @pytest.fixture(scope="module")
