@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import itertools
@@ -28,6 +29,7 @@ NO_ROOM = {
     errno.EFBIG: "allow larger files there (ulimit -f)",
 }
 """What helps where a file is not written in full, by the number of the error."""
+TOO_LONG = "is a name that is too long for a file; choose a shorter one"
 CUT_SHORT = re.compile("[0-9]+ requested and [0-9]+ written")
 """What numpy says of a file that is not written in full, whatever the reason."""
 
@@ -41,8 +43,10 @@ def check_folder(folder: Path, field: str, value: Path) -> None:
         value: what was given for it.
 
     Raises:
-        InputError: it, or the nearest folder above it that exists, is a file or cannot be written.
+        InputError: it, or the nearest folder above it that exists, is a file or cannot be written, or `value` is too
+            long a name.
     """
+    check_name(value, field)
     folder = folder.absolute()
     while not os.path.lexists(folder):
         folder = folder.parent
@@ -54,6 +58,29 @@ def check_folder(folder: Path, field: str, value: Path) -> None:
     except OSError as error:
         problem = f"nothing can be written in {folder} ({error.strerror}); choose another name"
         raise InputError(field, problem, value) from None
+
+
+def check_name(path: Path, field: str) -> None:
+    """Refuse a path that no file can have: it, or a part of it, is longer than the file system allows.
+
+    Args:
+        path: need not exist.
+        field: name of the argument to blame.
+
+    Raises:
+        InputError: see above.
+    """
+    there = path = path.absolute()
+    while not os.path.lexists(there):
+        there = there.parent
+    try:
+        # in a folder that is there: where one is missing, this is told first
+        for one in (path, *(there / part for part in path.relative_to(there).parts)):
+            with contextlib.suppress(FileNotFoundError):
+                one.lstat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise InputError(field, TOO_LONG, path) from None
 
 
 @contextmanager

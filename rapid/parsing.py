@@ -65,12 +65,16 @@ class _Loader(yaml.SafeLoader):
     """
 
 
+class Repeated(yaml.constructor.ConstructorError):
+    """A key stands twice."""
+
+
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
     # what `<<` brings in may be given again: that is what it is for
     names: list[Any] = [loader.construct_object(key, deep=True) for key, _ in node.value if key.tag != MERGE]
     for name in names:
         if names.count(name) > 1:
-            raise yaml.constructor.ConstructorError(problem=f"'{name}' stands twice", problem_mark=node.start_mark)
+            raise Repeated(problem=f"'{name}' stands twice", problem_mark=node.start_mark)
     return loader.construct_mapping(node, deep=True)
 
 

@@ -1,10 +1,8 @@
-"""Setup of the process: device, precision, signals."""
+"""Setup of the process: device, precision."""
 
 from __future__ import annotations
 
 import os
-import signal
-from types import FrameType
 from typing import TypeVar
 
 import torch
@@ -63,25 +61,3 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
     if precision == "auto" and device.type == "cuda":
         enabled = torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
-
-
-class Interruption:
-    """Turns SIGINT (Ctrl-C) and SIGTERM into KeyboardInterrupt and remembers that one came.
-
-    Extension modules may replace a KeyboardInterrupt raised inside them by another exception (safetensors: ValueError),
-    so the exception alone does not tell whether the user stopped the command.
-
-    Attributes:
-        happened: whether a signal came.
-    """
-
-    def __init__(self) -> None:
-        self.happened = False
-        signal.signal(signal.SIGTERM, self._interrupt)
-        # a shell starts background jobs with SIGINT ignored; keep that
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, self._interrupt)
-
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        self.happened = True
-        raise KeyboardInterrupt

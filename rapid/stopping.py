@@ -64,3 +64,25 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     _requested.set()
     # os.write, because a buffered stream may be in use when the signal arrives
     os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"\nrapid: stopping after this step (again: at once)\n")
+
+
+class Interruption:
+    """Turns SIGINT (Ctrl-C) and SIGTERM into KeyboardInterrupt and remembers that one came.
+
+    Extension modules may replace a KeyboardInterrupt raised inside them by another exception (safetensors: ValueError),
+    so the exception alone does not tell whether the user stopped the command.
+
+    Attributes:
+        happened: whether a signal came.
+    """
+
+    def __init__(self) -> None:
+        self.happened = False
+        signal.signal(signal.SIGTERM, self._interrupt)
+        # a shell starts background jobs with SIGINT ignored; keep that
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._interrupt)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.happened = True
+        raise KeyboardInterrupt

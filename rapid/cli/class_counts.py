@@ -33,6 +33,8 @@ def read_class_counts(value: str, classes: Sequence[str]) -> list[int]:
     labels: list[int] = []
     seen: set[int] = set()
     for name, count in _entries(value):
+        if not name:
+            raise InputError(FIELD, f"has a number without a class; {FORMS}", value)
         text = str(count).strip()
         if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
             raise InputError(FIELD, f"'{name}' needs a whole number of images, not '{text}'; {FORMS}", value)
@@ -62,7 +64,7 @@ def _entries(value: str) -> list[tuple[str, Any]]:
         content = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError):
         raise InputError(FIELD, f"is no file that can be read; {FORMS}", value) from None
-    return _json_entries(content, value) if path.suffix == ".json" else _csv_entries(content, value)
+    return _json_entries(content, value) if path.suffix.lower() == ".json" else _csv_entries(content, value)
 
 
 def _json_entries(content: str, value: str) -> list[tuple[str, Any]]:

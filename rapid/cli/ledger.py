@@ -41,6 +41,9 @@ def show(options: argparse.Namespace) -> None:
     print(f"{path}: {len(entries)} lines")
     for one in found:
         print(f"\ndata set {one.dataset}")
+        if not one.runs and one.limit is None:
+            print("  nothing was spent on it, no limit set")
+            continue
         limit = f" of {as_typed(one.limit.epsilon)}" if one.limit else ", no limit set"
         print(f"  epsilon {rounded_up(one.epsilon, 4)}{limit} at delta {rounded_up(one.delta)}")
         if one.epsilon_filter is not None:
@@ -58,6 +61,10 @@ def show(options: argparse.Namespace) -> None:
 
 def limit(options: argparse.Namespace) -> None:
     """`rapid ledger limit`."""
+    if not 0 < options.delta < 1:
+        # N is not known before the images are read
+        problem = "must lie in (0, 1), and well under 1/N for N images, or people"
+        raise InputError("delta", problem, as_typed(options.delta))
     check_budget(options.epsilon, options.delta, 1)
     path = options.ledger or default_path()
     if not ledger_exists(path) and not Path(options.dataset).exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import pkgutil
 import re
@@ -14,7 +15,8 @@ from typing import TextIO
 
 from rapid.cli.parser import build_parser
 from rapid.errors import InputError, LostRank, RapidError, Stopped, printable
-from rapid.files import NO_ROOM
+from rapid.files import NO_ROOM, TOO_LONG
+from rapid.stopping import Interruption, stop_on_signal
 
 SHARED = ("build-kb", "generate", "train-private")
 """Commands that several processes can share."""
@@ -54,22 +56,21 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         Exception: a bug; errors that the user can act on are printed in one line instead.
     """
-    from rapid.heap import prepare_heap
-    from rapid.runtime import Interruption
-    from rapid.stopping import stop_on_signal
-
-    prepare_heap()
-    # what trains stops between two steps; anything else stops at once
+    # what trains stops between two steps, once it is imported; anything else, at once
     cooperative = "resume" in options or options.command == "demo"
-    interruption = None if cooperative else Interruption()
+    interruption = Interruption()
     try:
+        from rapid.heap import prepare_heap
+
+        prepare_heap()
         if options.command not in SHARED and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             words = f"rapid {options.command} runs as a single process; start only {', '.join(SHARED)} with torchrun"
             raise InputError("", words)
+        command = pkgutil.resolve_name(options.run)
         with stop_on_signal() if cooperative else nullcontext():
-            pkgutil.resolve_name(options.run)(options)
+            command(options)
     except (Exception, KeyboardInterrupt) as error:
-        stopped = isinstance(error, KeyboardInterrupt | Stopped) or (interruption is not None and interruption.happened)
+        stopped = isinstance(error, KeyboardInterrupt | Stopped) or interruption.happened
         if not stopped and isinstance(error, Exception):
             return _report(error, options)
         hint = "; rerun the command with --resume to continue" if "resume" in options else ""
@@ -108,6 +109,9 @@ def _report(error: Exception, options: argparse.Namespace) -> int:
         # the reader of our output is gone; without this, flushing stdout at exit would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        print(f"{_name()}: {printable(str(error.filename))}: {TOO_LONG}", file=sys.stderr)
+        return InputError.exit_code
     if isinstance(error, OSError):
         fix = ""
         if error.errno in NO_ROOM:
@@ -125,9 +129,8 @@ def _report(error: Exception, options: argparse.Namespace) -> int:
 
 def _name() -> str:
     """The name of this process in messages."""
-    from rapid.runtime import process_rank
-
-    rank = process_rank()
+    # as `process_rank`, whose module loads torch
+    rank = int(os.environ.get("RANK", "0"))
     return f"rapid (rank {rank})" if rank else "rapid"
 
 

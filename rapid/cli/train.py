@@ -31,7 +31,7 @@ from rapid.rounding import rounded_up
 from rapid.runtime import choose_device
 from rapid.stages.automatic import AutomaticChoice, PrivateChoice
 from rapid.stages.private import train_private_bundle
-from rapid.stages.private_set import check_colours
+from rapid.stages.private_set import check_colours, warn_of_delta
 from rapid.stages.setup import Setup
 from rapid.stages.timed import TimedSteps
 
@@ -63,12 +63,18 @@ def plan(options: argparse.Namespace) -> None:
     def specs(batch: int, steps: int) -> list[DpSgdSpec | QuerySpec]:
         numbers = [f"private.expected_batch={batch}", f"private.steps={steps}"]
         chosen = apply_overrides(settings.model_dump(mode="json"), numbers)
-        return list(Setup(method, chosen, base).releases(facts))
+        try:
+            return list(Setup(method, chosen, base).releases(facts))
+        except InputError as error:
+            if error.field == "private.expected_batch" and batch in options.batch:
+                raise InputError("batch", error.problem, batch) from None
+            raise
 
     pairs = choices(numbers_of, facts.dataset_size, options.batch, options.steps)
     epsilons = options.epsilon or [1.0, 10.0]
     for epsilon in epsilons:
         check_budget(epsilon, delta, facts.dataset_size)
+    warn_of_delta(delta, facts)
     group_size, rows = settings.private.group_size, []
     with Progress("planning", len(pairs) * len(epsilons), "plan") as progress:
         for found in propose(
@@ -218,5 +224,9 @@ def _facts(options: argparse.Namespace, images: ImageSet | None) -> PublicFacts:
     size, unit = options.size, ONE_IMAGE if _people(options) is None else ONE_PERSON
     if size is None or size < 1:
         counted = "people" if unit == ONE_PERSON else "private images"
-        raise InputError("size", f"must be the number of {counted}, at least 1", size)
+        raise InputError("size", f"must be the number of {counted}, at least 2", size)
+    if size == 1:
+        # as of a set itself: see `PrivateImages.load`
+        one, more = ("person", "people") if unit == ONE_PERSON else ("image", "images")
+        raise InputError("size", f"is a single {one}, and noise hides one among many; give more {more}", size)
     return PublicFacts(size, tuple(_classes(options) or map(str, range(CLASSES))), (), unit)

@@ -21,7 +21,7 @@ from rapid.errors import InputError
 from rapid.evaluate.scoring import train_labeller
 from rapid.methods import find_method
 from rapid.methods.base import Classifying
-from rapid.parsing import parse_yaml
+from rapid.parsing import Repeated, parse_yaml
 from rapid.rounding import rounded_up
 from rapid.runtime import choose_device
 from rapid.stages.tuned import Scoring, tune_private_bundle
@@ -125,6 +125,9 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError("candidates", f"cannot be read ({error.strerror})", path) from None
+    except Repeated as error:
+        problem = f"{error.problem}; give each candidate, and each of its settings, once"
+        raise InputError("candidates", problem, path) from None
     except (yaml.YAMLError, UnicodeDecodeError):
         raise InputError("candidates", "is not valid YAML", path) from None
     if not isinstance(content, dict) or not content:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -15,9 +15,12 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
     model_serializer,
     model_validator,
 )
+from pydantic_core import PydanticKnownError
 
 
 def _number_or_auto(value: object) -> object:
@@ -42,6 +45,22 @@ class Section(BaseModel):
     """Base of all settings: immutable; unknown names are errors, and so are numbers that JSON cannot keep."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false where a number is meant: they would count as 1 and 0."""
+        values = value if isinstance(value, list | tuple) else (value,)
+        if any(isinstance(one, bool) for one in values) and info.field_name is not None:
+            kinds = _kinds(cls.model_fields[info.field_name].annotation)
+            if bool not in kinds and (number := next((kind for kind in (int, float) if kind in kinds), None)):
+                raise PydanticKnownError("int_type" if number is int else "float_type")
+        return value
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The type, and all that are named within it, as of a union or a tuple."""
+    return {annotation}.union(*map(_kinds, get_args(annotation)))
 
 
 class Training(Section):

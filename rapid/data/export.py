@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rapid.data.origin import KEYWORD
 from rapid.errors import InputError
-from rapid.files import check_folder, replacing
+from rapid.files import check_folder, check_name, replacing
 from rapid.metadata import METADATA, SOFT_LABELS, metadata_line
 from rapid.pictures import encode_png, labelled_grid
 
@@ -43,6 +43,7 @@ def check_target(path: Path, count: int | None = None) -> None:
             can show.
     """
     path = Path(os.path.realpath(path))
+    check_name(path, "out")
     if path == Path.cwd():
         raise InputError("out", "is the current folder; give a new one", path)
     if path.suffix in (NPZ, PARQUET, PICTURE):

@@ -14,6 +14,7 @@ from rapid.dp.accounting import prv_epsilon, prv_of_steps
 from rapid.dp.events import compose, poisson_gaussian_steps
 from rapid.dp.renyi_bound import renyi_bound
 from rapid.errors import InputError
+from rapid.rounding import as_typed, rounded_up
 
 MAX_NOISE_MULTIPLIER = 1e5
 MIN_NOISE_MULTIPLIER = 0.1
@@ -79,7 +80,8 @@ def solve_noise_multiplier(
         noise multiplier, at least about MIN_NOISE_MULTIPLIER.
 
     Raises:
-        InputError: no noise multiplier up to MAX_NOISE_MULTIPLIER is enough.
+        InputError: no noise multiplier up to MAX_NOISE_MULTIPLIER is enough; or `delta` is so large beside `epsilon`
+            that the others, each within it, spend more together.
     """
 
     def event(level: float) -> DpEvent:
@@ -97,6 +99,11 @@ def solve_noise_multiplier(
         bracket = dp_accounting.ExplicitBracketInterval(low, high)
         low = _calibrate(_Renyi, event, epsilon, delta, bracket)
     elif prv_epsilon([event(low)], delta) > epsilon:
+        # at a small delta what each spends adds up by squares; a large one allows each to fail, and all fail more often
+        alone, spent = math.hypot(*(prv_epsilon([one], delta) for one in others)), prv_epsilon(others, delta)
+        if alone <= epsilon < spent:
+            problem = f"is so large that what has a share of epsilon {as_typed(epsilon)} spends {rounded_up(spent)}"
+            raise InputError("delta", f"{problem}; give a smaller one, well under 1/N", as_typed(delta))
         raise InputError("epsilon", "no noise is enough for all that is released; use fewer steps", epsilon)
     level = _by_secants(lambda level: prv_epsilon([event(level)], delta), epsilon, low, high)
     if level is None:

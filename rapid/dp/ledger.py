@@ -248,6 +248,9 @@ class Ledger:
             with shared_lock(file):
                 yield
             return
+        if not os.path.lexists(file):
+            # where no file can be made, as in /proc, FileLock would try for ever
+            os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
         with FileLock(file, mode=0o600):
             yield
 

@@ -24,6 +24,8 @@ from rapid.training.run_folder import REMEMBERED
 
 WORK = 0.9
 """Share of the minutes of the private stage that gradients may take."""
+RESUMED = "the settings of the earlier run stay, for the time that it was given; another --minutes changes nothing"
+"""What is told where a run is resumed, and nothing is chosen."""
 
 
 class PrivateChoice(Protocol):
@@ -95,6 +97,7 @@ class AutomaticChoice:
             if chosen:
                 self._tell([*choice.why, *replaced(chosen, settings.model_dump(mode="json"), self.overrides)])
             return settings
+        self._tell([RESUMED])
         return apply_overrides({**tree, "preset": AUTO}, self.overrides)
 
     def canvas(self) -> Canvas:
@@ -136,6 +139,8 @@ class AutomaticChoice:
             if ranks.first:
                 wanted = apply_overrides(tree, self.overrides).model_dump(mode="json")
                 self._tell([*choice.why, *replaced(choice.settings, wanted, self.overrides)])
+        elif ranks.first:
+            self._tell([RESUMED])
         return apply_overrides({**tree, "preset": AUTO}, self.overrides).for_private_run(self.overrides)
 
     def _chooser(self) -> Automatic:

@@ -14,6 +14,7 @@ from rapid.config.sections import MethodSettings
 from rapid.data import ImageSet
 from rapid.data.classes import UNDECLARED
 from rapid.data.private import PrivateImages
+from rapid.data.units import ONE_PERSON
 from rapid.dp.access import PublicFacts
 from rapid.dp.budget import Budget
 from rapid.dp.entry import Limit
@@ -105,14 +106,7 @@ class PrivateSet:
         Args:
             budgets: of the run, or of all candidates; at the same delta.
         """
-        delta, size = budgets[0].delta, self.facts.dataset_size
-        if delta > 1 / size:
-            whose = "a random image" if self.images.units is None else "all images of a random person"
-            warnings.warn(
-                f"--delta {as_typed(delta)} is more than 1/N = {rounded_down(1 / size, 2)}: publishing "
-                f"{whose} would satisfy it",
-                stacklevel=3,
-            )
+        warn_of_delta(budgets[0].delta, self.facts)
         if not self.images.declared:
             warnings.warn(UNDECLARED, stacklevel=3)
         for budget in budgets:
@@ -135,6 +129,15 @@ class PrivateSet:
             units = np.searchsorted(part, images.units[own]).astype(np.int64)
         labels = None if images.labels is None else images.labels[own]
         return replace(images, images=taken(images.images, own), labels=labels, units=units)
+
+
+def warn_of_delta(delta: float, facts: PublicFacts) -> None:
+    """Warn of a delta that promises little: a person's, or an image's, part of the set is no less."""
+    if delta > 1 / facts.dataset_size:
+        whose = "all images of a random person" if facts.unit == ONE_PERSON else "a random image"
+        most = rounded_down(1 / facts.dataset_size, 2)
+        problem = f"--delta {as_typed(delta)} is more than 1/N = {most}: publishing {whose} would satisfy it"
+        warnings.warn(problem, stacklevel=3)
 
 
 def check_colours(loaded: ImageSet, settings: MethodSettings, base: Bundle | None) -> None:

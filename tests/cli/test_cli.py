@@ -80,7 +80,7 @@ GENERATE = "generate --model {private} --count 2 --out {new}.npz"
         (TRAIN.replace("--epsilon 1", "--epsilon nan"), "--epsilon"),
         ("plan --size 0", "--size"),
         ("plan --size 100 --epsilon 0", "--epsilon"),
-        ("plan --size 100 --batch 101 --steps 5", "--set private.expected_batch=101"),
+        ("plan --size 100 --batch 101 --steps 5", "rapid: --batch 101: "),
         ("plan --size 100 --batch 0", "--batch"),
         ("plan --size 100 --delta 2", "--delta"),
         ("plan --private {tmp}/none", "--private"),

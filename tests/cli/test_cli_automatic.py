@@ -10,6 +10,8 @@ import pytest
 from PIL import Image
 from tests_process import Program, run, wait_for
 
+RESUMED = "the settings of the earlier run stay, for the time that it was given; another --minutes changes nothing\n"
+
 
 @pytest.fixture(scope="module")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -38,6 +40,7 @@ def test_the_three_commands_need_no_settings(tmp_path: Path, colours: Path) -> N
     again = run(*build, "--resume")
     assert again.returncode == 0, again.stderr
     assert "networks: " not in again.stdout
+    assert again.stdout.startswith(RESUMED)
     assert json.loads((base / "config.json").read_text()) == config
 
     train = ("train-private", "--base", base, "--private", colours / "private.npz", "--epsilon", 5, "--delta", 1e-3)
@@ -57,6 +60,7 @@ def test_the_three_commands_need_no_settings(tmp_path: Path, colours: Path) -> N
     assert "train-private chooses batch and steps of its own by --minutes" in planned.stdout
     once_more = run(*train, "--resume")
     assert once_more.returncode == 0, once_more.stderr
+    assert once_more.stdout.startswith(RESUMED)
     assert json.loads((model / "privacy.json").read_text())["steps"] == 40
     made = run("generate", "--model", model, "--count", 4, "--out", tmp_path / "images.npz")
     assert made.returncode == 0, made.stderr
@@ -78,6 +82,7 @@ def test_a_killed_run_goes_on_with_what_was_chosen(tmp_path: Path, colours: Path
     resumed = run(*build, 0.01, "--resume", "--set", "generation.steps=7")
     assert resumed.returncode == 0, resumed.stderr
     assert "networks: " not in resumed.stdout
+    assert resumed.stdout.count(RESUMED) == 1
     chosen = written["settings"] | written["remembered"]
     chosen["generation"]["steps"] = 7
     assert json.loads((base / "config.json").read_text())["settings"] == chosen

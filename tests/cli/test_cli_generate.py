@@ -165,6 +165,20 @@ def test_bad_counts_are_one_line(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("inner", ["", "missing/"])
+def test_a_name_that_is_too_long(
+    inner: str, private_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for suffix in (".npz", ".png", "/folder"):
+        out = tmp_path / (inner + "n" * 300 + suffix)
+        assert generate(private_bundle, out, "--count", "2") == 2
+        told = f"rapid: --out {out}: is a name that is too long for a file; choose a shorter one\n"
+        assert capfd.readouterr().err.endswith(told)
+    assert main(["build-kb", "--public", str(tmp_path), "--out", str(out)]) == 2
+    assert "is a name that is too long for a file" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_picture_of_too_many_classes_counts(
     private_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,6 +238,9 @@ def test_names_go_before_numbers() -> None:
         ("cat=many", "not 'many'"),
         ("cat=9999999999", "not '9999999999'"),
         ("cat=9000000,7=1000001", "asks for more than 10,000,000 images; make the rest with other seeds"),
+        ("=2", "=2: has a number without a class; give 7=500,cat=200"),
+        ("counts.csv:,2\n", "has a number without a class"),
+        ('counts.JSON:{"cat": 1.5}', "'cat' needs a whole number of images, not '1.5'"),
         ("bird=1", "'bird' is unknown; the model knows cat, 7"),
         (",", "is no file"),
     ],

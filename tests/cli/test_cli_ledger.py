@@ -135,6 +135,25 @@ def test_a_stopped_run_is_charged_for_its_steps(
     assert 0 < taken["denoiser"] < 4000
 
 
+def test_a_place_where_no_lock_can_be_made_is_refused_at_once(digits: Path) -> None:
+    """As a place that is read-only, and without waiting for a lock that never comes."""
+    limit = ("ledger", "limit", digits, "--epsilon", 3, "--delta", 1e-5, "--ledger", "/proc/rapid.jsonl")
+    refused = run(*limit, timeout=60)
+    assert refused.returncode == 2
+    assert last(refused.stderr).startswith("rapid: --ledger /proc/rapid.jsonl: cannot be used (")
+
+
+def test_a_set_that_nothing_was_spent_on(ledger: Path, digits: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    Charge(Ledger(ledger), "a" * 32, "run", ASKED).begin([counted(8.0)])
+    show = ["ledger", "show", str(digits), "--ledger", str(ledger)]
+    assert main(show) == 0
+    shown = capfd.readouterr().out
+    assert shown.splitlines()[3:] == ["  nothing was spent on it, no limit set"]
+    assert main(["ledger", "limit", str(digits), "--epsilon", "3", "--delta", "1e-5", "--ledger", str(ledger)]) == 0
+    assert main(show) == 0
+    assert "epsilon 0 of 3 at delta 1e-05" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize("command", ["verify", "show"])
 def test_lines_that_were_all_removed_are_missed(ledger: Path, command: str, capfd: pytest.CaptureFixture[str]) -> None:
     Charge(Ledger(ledger), "a" * 32, "run", ASKED).begin([counted(8.0)])
@@ -158,7 +177,7 @@ def test_two_processes_do_not_share_an_output_folder(
     ("command", "words"),
     [
         ("ledger limit {digits} --epsilon 0 --delta 1e-5", "--epsilon 0"),
-        ("ledger limit {digits} --epsilon 1 --delta 2", "--delta 2"),
+        ("ledger limit {digits} --epsilon 1 --delta 2", "--delta 2: must lie in (0, 1), and well under 1/N for N im"),
         ("ledger limit {digits} --epsilon 1 --delta 1e-11", "--delta 1e-11: must be at least 1e-10"),
         ("audit --epsilon 1 --delta 1e-11", "delta 1e-11: must be at least 1e-10"),
         ("ledger limit nowhere --epsilon 1 --delta 1e-5", "DATASET nowhere"),

@@ -167,3 +167,13 @@ def test_plan_counts_people(column: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert f"{PEOPLE} people, each with all their images" in shown
     assert main(["plan", "--size", str(PEOPLE), "--unit-folders", *numbers]) == 0
     assert capfd.readouterr().out == shown
+
+
+def test_the_ledger_names_the_flag_for_folders_of_people(
+    tmp_path: Path, folders: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ledger = tmp_path / "ledger.jsonl"
+    limit = ["ledger", "limit", str(folders), "--epsilon", "3", "--delta", "1e-5", "--ledger", str(ledger)]
+    assert main(limit) == 2
+    assert "or add --unit-folders if the folders in it are people" in capfd.readouterr().err
+    assert main([*limit, "--unit-folders"]) == 0

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from tests_process import Program
 from tests_support import TINY
@@ -112,3 +115,22 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, letters: Path) -> None:
     assert program.stop(signal.SIGTERM) == 130
     assert "--resume" not in program.shown
     assert not (out / "checkpoints" / "autoencoder.pt").exists()
+
+
+@pytest.mark.parametrize("command", ["info {out}", "build-kb --public {out} --out {out}/new"])
+def test_ctrl_c_while_the_program_loads(tmp_path: Path, command: str) -> None:
+    """Whatever an import makes of it."""
+    loads = tmp_path / "path" / "torch" / "__init__.py"
+    loads.parent.mkdir(parents=True)
+    loads.write_text(
+        "import os, signal, time\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    raise ImportError('half loaded') from None\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "rapid", *command.format(out=tmp_path).split()],
+        capture_output=True, text=True, timeout=50, check=False, env=os.environ | {"PYTHONPATH": str(loads.parents[1])},
+    )  # fmt: skip
+    hint = "; nothing was begun" if "--out" in command else ""
+    assert (done.returncode, done.stderr) == (130, f"rapid: stopped{hint}\n")
+    assert not (tmp_path / "new").exists()

@@ -61,6 +61,8 @@ def test_settings_are_chosen_privately(tmp_path: Path, public_bundle: Path, digi
         ("a: [private.steps=3]", "", "'a' must be a name with a mapping"),
         ("a: {", "", "is not valid YAML"),
         ("", "", "must name candidates"),
+        ("a: {}\na: {private.steps: 3}", "", "candidates.yaml: 'a' stands twice; give each candidate"),
+        ("a: {private.steps: 3, private.steps: 4}", "", "candidates.yaml: 'private.steps' stands twice; give each"),
         ("a: {}", "--mean-trials 1", "--mean-trials 1.0: must be above 1"),
         ("a: {}", "--mean-trials nan", "--mean-trials nan: must be above 1"),
         ("a: {}", "--shape -1", "--shape -1.0: must lie in [0, 100]"),

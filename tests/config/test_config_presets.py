@@ -36,6 +36,22 @@ def test_overrides_are_typed() -> None:
     assert {"demo", "letters-mnist", "emnist-mnist", "imagenet32-cifar10"} <= set(preset_names())
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("generation.steps=true", "must be a whole number"),
+        ("private.start=true", "must be a whole number"),
+        ("private.clip_norm=true", "must be a number"),
+        ("generation.confidence=no", "must be a number"),
+        ("autoencoder.multipliers=[true, 2]", "must be a whole number"),
+    ],
+)
+def test_true_and_false_are_no_numbers(override: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as refused:
+        load_settings("demo", [override])
+    assert refused.value.field == override.partition("=")[0]
+
+
 @pytest.mark.parametrize("method", ["rapid", "dpdm", "dp-gan", "dp-diffusion", "dp-classifier"])
 def test_an_override_changes_one_setting_alone(method: str) -> None:
     """Of each nested section, with a value that is its own: nothing beside it changes."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import shutil
 import tarfile
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from tests_sets import as_parquet, as_tar, some, write_csv, write_lines
+from tests_sets import Made, as_parquet, as_tar, some, write_csv, write_lines
 
 from rapid.data import load_images
 from rapid.data.classes import class_folders
@@ -96,6 +98,26 @@ def test_two_sets_in_a_folder(tmp_path: Path) -> None:
         (folder / "assets").mkdir()
         (folder / "preview.png").rename(folder / "assets" / "preview.png")
         refused(folder, "lies beside the images and is not read; give its path")
+
+
+@pytest.mark.parametrize("write", [as_parquet, as_tar])
+def test_sets_that_lie_too_deep(tmp_path: Path, write: Callable[[Made, Path], Path]) -> None:
+    path = write(some(), tmp_path / "made")
+    deep = tmp_path / "set" / "default" / "secret"
+    deep.mkdir(parents=True)
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            shutil.move(file, deep / file.name)
+    refused(tmp_path / "set", "has no images, but 'default/secret/.*' lies too deep to be read; give the path")
+    assert len(load_images(deep, "private")) == 4
+
+
+def test_a_folder_of_arrow_files(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    for name in ("dataset_dict.json", "train/data-00000-of-00001.arrow", "train/state.json"):
+        (tmp_path / name).touch()
+    for path in (tmp_path, tmp_path / "train"):
+        refused(path, "as save_to_disk of datasets writes them, and these are not read; write each split as Parquet")
 
 
 def test_labels_by_the_folders_of_a_tar(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from tests_sets import (
 )
 
 from rapid.data import ImageSet, load_images
+from rapid.data.names import image_names
 from rapid.data.units import PeopleFrom
 from rapid.errors import InputError
 
@@ -114,9 +115,41 @@ def test_splits_of_class_folders_are_one_set(tmp_path: Path) -> None:
     assert found.labels is not None
     assert found.classes == ("cat", "dog", "empty")
     assert sorted(found.labels.tolist()) == [0, 1, 1, 1]
-    # classes may have such names, too
-    made.write(tmp_path / "vehicles", ["train/1.png", "train/2.png", "test/3.png", "test/4.png"])
-    assert load_images(tmp_path / "vehicles", "public").classes == ("test", "train")
+
+
+def test_splits_of_unlabelled_images_are_no_classes(tmp_path: Path) -> None:
+    some().write(tmp_path, ["train/1.png", "train/2.png", "Test/3.png", "Test/4.png"])
+    found = load_images(tmp_path, "public")
+    assert (found.labels, found.classes, len(found)) == (None, (), 4)
+    assert found.notes[-1] == "without labels: Test, train are taken for splits, not classes"
+    assert load_images(tmp_path, "private", show_paths=False).labels is None
+    assert image_names(tmp_path, 4) == ["Test/3.png", "Test/4.png", "train/1.png", "train/2.png"]
+    # declared, they are classes
+    assert load_images(tmp_path, "private", ("train", "Test")).labels.tolist() == [1, 1, 0, 0]
+    # which of them have images matters not
+    (tmp_path / "val").mkdir()
+    assert load_images(tmp_path, "private").labels is None
+    (tmp_path / "tram").mkdir()
+    assert load_images(tmp_path, "private").classes == ("Test", "train", "tram", "val")
+
+
+def test_without_a_split_to_train_on_names_are_classes(tmp_path: Path) -> None:
+    some().write(tmp_path, ["dev/1.png", "dev/2.png", "test/3.png", "test/4.png"])
+    assert load_images(tmp_path, "public").classes == ("dev", "test")
+
+
+def test_tables_of_splits_of_unlabelled_images(tmp_path: Path) -> None:
+    some().write(tmp_path, ["train/1.png", "train/2.png", "test/3.png", "test/4.png"])
+    for split, names in (("train", ("1.png", "2.png")), ("test", ("3.png", "4.png"))):
+        write_csv(tmp_path / split / "metadata.csv", [{"file_name": name, "diagnosis": "ill"} for name in names])
+    with pytest.raises(InputError, match="has no column 'label'"):
+        load_images(tmp_path, "private")
+    assert load_images(tmp_path, "private", label_column="none").labels is None
+    for split in ("train", "test"):
+        (tmp_path / split / "metadata.csv").rename(tmp_path / split / "diagnoses.csv")
+    with pytest.raises(InputError, match="lies beside the images and is not read"):
+        load_images(tmp_path, "private")
+    assert load_images(tmp_path, "private", label_column="none").labels is None
 
 
 def test_what_lies_beside_class_folders_changes_nothing(tmp_path: Path) -> None:

@@ -81,6 +81,15 @@ def test_solved_noise_is_least(epsilon: float, rate: float, steps: int, others: 
         assert prv_epsilon([dp_sgd_event(noise * 0.997, rate, steps), *known], 1e-5) > epsilon * 0.998
 
 
+def test_a_delta_that_takes_the_noise_of_several_releases_is_named() -> None:
+    # each of them alone is within its share, by a delta that allows it to fail half of the time
+    small = [gaussian_event(single_noise_multiplier(share, 0.5)) for share in (0.05, 0.1)]
+    with pytest.raises(InputError, match=r"^delta 0\.5: is so large that .* share of epsilon 1 .*; give a smaller"):
+        solve_noise_multiplier(steps_of(0.25, 40), 1.0, 0.5, small)
+    one = solve_noise_multiplier(steps_of(0.25, 40), 1.0, 0.5, small[:1])
+    assert one < solve_noise_multiplier(steps_of(0.25, 40), 1.0, 0.06, [gaussian_event(10.0)])
+
+
 @pytest.mark.parametrize(("epsilon", "rate", "steps"), [(0.5, 0.01, 300_000), (0.45, 0.001, 230_000)])
 def test_noise_is_found_where_rounding_leaves_renyi_divergences(epsilon: float, rate: float, steps: int) -> None:
     """Of which high orders tell least where epsilon is small against -log delta."""

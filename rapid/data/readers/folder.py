@@ -14,11 +14,13 @@ from rapid.data.readers.columns import NONE
 from rapid.data.readers.decode import Encoded, decode
 from rapid.data.readers.labels import from_numbers, people_called
 from rapid.data.readers.source import Labels, Records, Source
-from rapid.data.readers.suffixes import IMAGES, PARQUET, TABLES, TARS, UNREAD
+from rapid.data.readers.suffixes import ARROW, IMAGES, PARQUET, TABLES, TARS, UNREAD
 from rapid.errors import InputError
 
 SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
-"""Names of sub-folders that are parts of a set, if the folders in them are the classes."""
+"""Names of sub-folders that are parts of a set, if the folders in them are the classes, or if they have no folders and
+one of them is called as in `FIRST`: then the images are unlabelled."""
+FIRST = SPLITS[:2]
 NAME = "the name of a sub-folder"
 UNUSED = (
     "lies beside the images and is not read: call it labels.csv (.tsv, .jsonl) or give its path; if it has no labels, "
@@ -26,6 +28,11 @@ UNUSED = (
 )
 MIXED = "lies beside the images and is not read; give its path, or move it elsewhere"
 DEEPER = "deeper than one sub-folder per class: move them up, or give the path of one split"
+DEEP_SET = "lies too deep to be read; give the path of the folder that it is in"
+ARROW_FOLDER = (
+    "is a folder of Arrow files, as save_to_disk of datasets writes them, and these are not read; write each split as "
+    "Parquet by to_parquet, such as train.parquet"
+)
 PEOPLE = ", or add --unit-folders if the folders in it are people"
 """Images where none are read; inner folders may be splits, people, or a mistake."""
 NOBODY = (
@@ -54,16 +61,17 @@ def read_folder(source: Source) -> Records:
         raise InputError("label_column", problem, source.label_column)
     try:
         names, groups = _classes(source) if source.people is None else _people(source)
+        plain = source.people is None and not names
         files = [file for _, _, group in groups for file in group]
         folders = {Path(file).parent for file in files}
         _check_all_read(source, folders)
         # whose name is a class if it is declared: then it matters not whether another one has images
-        if len(folders) == 1 and not (names and source.classes):
+        if (plain and folders) or (len(folders) == 1 and not (names and source.classes)):
             _check_alone(source, {source.path, *folders})
     except OSError as error:
         raise source.error(UNREADABLE, f"{UNREADABLE} ({error.strerror})", error.filename) from None
     if not files:
-        raise source.error(f"has no images ({', '.join(IMAGES)})")
+        raise _no_images(source)
     sizes = [len(group) for _, _, group in groups]
     labels: Labels | None = None
     if names:
@@ -73,7 +81,11 @@ def read_folder(source: Source) -> Records:
         units = people_called([who for _, who, group in groups for _ in group])
         if units is None:
             raise InputError("unit_folders", NOBODY)
-    return decode(lambda: map(Encoded, files), source)._replace(labels=labels, units=units)
+    found = decode(lambda: map(Encoded, files), source)
+    if plain and len(folders) > 1:
+        parts = ", ".join(sorted(folder.name for folder in folders))
+        found = found._replace(notes=(*found.notes, f"without labels: {parts} are taken for splits, not classes"))
+    return found._replace(labels=labels, units=units)
 
 
 def _check_all_read(source: Source, read: Set[Path]) -> None:
@@ -89,10 +101,24 @@ def _check_all_read(source: Source, read: Set[Path]) -> None:
         if unread := [name for name in names if name.lower().endswith(UNREAD) and not name.startswith(".")]:
             raise source.error(f"an image {CONVERT}", CONVERT, folder / min(unread))
         if folder not in read and any(map(is_image, names)):
-            # of public images nobody asks who is on them
-            more = PEOPLE if source.field == "private" and source.people is None else ""
+            # of public images nobody asks who is on them; those of an account of the ledger are private
+            more = PEOPLE if source.field in ("private", "DATASET") and source.people is None else ""
             problem = f"has images {DEEPER}{more}"
             raise source.error(problem, f"'{folder.relative_to(source.path)}' {problem}")
+
+
+def _no_images(source: Source) -> InputError:
+    """The error about a folder without images, which says how to read what it has."""
+    nothing = f"has no images ({', '.join(IMAGES)})"
+    for place, inner, names in os.walk(source.path):
+        inner[:] = sorted(name for name in inner if not is_hidden(name))
+        seen = sorted(name for name in names if not name.startswith("."))
+        if any(name.lower().endswith(ARROW) for name in seen):
+            return source.error(ARROW_FOLDER)
+        if sets := [name for name in seen if name.lower().endswith((PARQUET, *TARS))]:
+            deep = Path(place).relative_to(source.path) / sets[0]
+            return source.error(f"has no images, but a set that {DEEP_SET}", f"has no images, but '{deep}' {DEEP_SET}")
+    return source.error(nothing)
 
 
 def _check_alone(source: Source, folders: Set[Path]) -> None:
@@ -136,6 +162,8 @@ def _classes(source: Source) -> tuple[tuple[str, ...], list[Group]]:
         raise source.error("has both images and sub-folders; use one sub-folder per class, or none")
     if not folders:
         return (), [(0, "", loose)]
+    if are_plain_splits(folders, source):
+        return (), [(0, "", image_files(folder)) for folder in folders]
     if _are_splits(folders):
         parts = [one for folder in folders for one in class_folders(folder)]
         names = tuple(sorted({class_name(one) for one in parts}))
@@ -146,6 +174,14 @@ def _classes(source: Source) -> tuple[tuple[str, ...], list[Group]]:
 def _are_splits(folders: Sequence[Path]) -> bool:
     """Whether all folders have the names of splits, and hold folders, not images."""
     return all(folder.name.lower() in SPLITS and class_folders(folder) and not has_image(folder) for folder in folders)
+
+
+def are_plain_splits(folders: Sequence[Path], source: Source) -> bool:
+    """Whether folders of a set are splits of unlabelled images. Their names decide, not which of them have images."""
+    names = {folder.name.lower() for folder in folders}
+    if source.classes is not None or not names <= set(SPLITS) or names.isdisjoint(FIRST):
+        return False
+    return not any(map(class_folders, folders))
 
 
 def _people(source: Source) -> tuple[tuple[str, ...], list[Group]]:

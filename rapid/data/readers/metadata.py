@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from rapid.data.classes import class_folders, class_name, is_hidden
 from rapid.data.readers.columns import LABELS, NONE, check_people, file_column, label_column
 from rapid.data.readers.decode import Encoded, decode
-from rapid.data.readers.folder import SPLITS, has_image, is_image, read_folder
+from rapid.data.readers.folder import SPLITS, are_plain_splits, has_image, is_image, read_folder
 from rapid.data.readers.labels import from_values, people_of
 from rapid.data.readers.soft_labels import by_name, join_by_name, read_soft_labels
 from rapid.data.readers.source import Records, Source
@@ -28,6 +28,9 @@ from rapid.parsing import parse_json
 TABLES = ("metadata.csv", "metadata.jsonl", "labels.csv", "labels.tsv", "labels.jsonl")
 """Names of tables that are looked for in a folder, in lower or upper case."""
 UNREADABLE = "cannot be read; write a CSV with a header line, or a JSON object a line"
+ENCODED = "is not UTF-8; save it as UTF-8"
+COLUMN_TWICE = "has a column twice; give each column a name of its own"
+RAGGED = "has a line with more fields than its header; correct it, or put quotes around fields with separators in them"
 MISSING = "names a file that is not there"
 ADD = "add the file, or remove its line"
 SHORT = "names a file without its suffix, and there are several"
@@ -39,6 +42,14 @@ LONE = (
     "has several sub-folders, images in one of them only, and a table without labels; name the classes by --classes, "
     "or move the others elsewhere"
 )
+
+
+class _BadTable(Exception):
+    """What is wrong with a table: without, and with what is in it."""
+
+    def __init__(self, general: str, detail: str) -> None:
+        super().__init__(general)
+        self.general, self.detail = general, detail
 
 
 class _Table(NamedTuple):
@@ -108,7 +119,7 @@ def _labelled_by_folders(columns: Sequence[str], source: Source) -> bool:
         return False
     folders = class_folders(source.path)
     # a single one may be called `images`
-    if len(folders) < 2 or has_image(source.path):
+    if len(folders) < 2 or has_image(source.path) or are_plain_splits(folders, source):
         return False
     if source.classes is not None and {class_name(folder) for folder in folders} <= set(source.classes):
         return True
@@ -137,7 +148,11 @@ def _read(path: Path, source: Source) -> _Table:
         with path.open(encoding="utf-8-sig", newline="") as lines:
             json = path.suffix.lower() == ".jsonl"
             rows, columns = _json_lines(lines, soft_labels=source.soft_labels) if json else _csv(lines)
-    except (UnicodeDecodeError, csv.Error, ValueError):  # their messages hold what is in the file
+    except _BadTable as error:
+        raise source.error(f"a table of labels {error.general}", error.detail, path) from None
+    except UnicodeDecodeError:
+        raise source.error(f"a table of labels {ENCODED}", ENCODED, path) from None
+    except (csv.Error, ValueError):  # their messages hold what is in the file
         raise source.error(f"a table of labels {UNREADABLE}", UNREADABLE, path) from None
     return _Table(path, columns, rows)
 
@@ -156,19 +171,26 @@ def _json_lines(lines: Iterable[str], *, soft_labels: bool) -> tuple[list[Mappin
 
 
 def _csv(lines: Iterable[str]) -> tuple[list[Mapping[str, Any]], tuple[str, ...]]:
-    left = iter(lines)
+    left, above = iter(lines), 1
     header = next(left, "")
     if header.startswith("sep="):
         # Excel's line that says how it separates columns
-        header = next(left, "")
+        header, above = next(left, ""), 2
     delimiter = max(",;\t", key=header.count)
     columns = tuple(name.strip() for name in next(csv.reader([header], delimiter=delimiter), []))
+    if len(set(columns)) < len(columns):
+        twice = next(name for number, name in enumerate(columns) if name in columns[:number])
+        raise _BadTable(COLUMN_TWICE, COLUMN_TWICE.replace("a column", f"the column '{twice}'", 1))
     reader = csv.reader(left, delimiter=delimiter, skipinitialspace=True, strict=True)
-    rows = [row for row in reader if row]
-    if len(set(columns)) < len(columns) or any(len(row) > len(columns) for row in rows):
-        raise ValueError("columns do not fit the header")
-    # what a short line leaves out is missing
-    return [dict(zip(columns, row, strict=False)) for row in rows], columns
+    rows: list[Mapping[str, Any]] = []
+    for row in reader:
+        if len(row) > len(columns):
+            line, problem = above + reader.line_num, RAGGED.partition("; ")[2]
+            raise _BadTable(RAGGED, f"line {line} has {len(row)} fields, and the header {len(columns)}; {problem}")
+        if row:
+            # what a short line leaves out is missing
+            rows.append(dict(zip(columns, row, strict=False)))
+    return rows, columns
 
 
 def _files(table: _Table, column: str, source: Source) -> list[str]:

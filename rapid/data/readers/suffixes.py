@@ -8,4 +8,6 @@ UNREAD = (".heic", ".heif", ".avif", ".jxl", ".jp2", ".dcm", ".dicom", ".nii", "
 TABLES = (".csv", ".tsv", ".jsonl")
 """Of tables of labels."""
 PARQUET = ".parquet"
+ARROW = ".arrow"
+"""Of the files of a folder that is not read."""
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
