@@ -89,3 +89,17 @@ def test_what_numpy_writes_for_a_missing_person(tmp_path: Path) -> None:
 
 def test_names_that_only_look_like_missing_ones_are_people(tmp_path: Path) -> None:
     assert len(set(units(in_archive(tmp_path / "a.npz", ("Na", "Nan", "Null", "Noneman", "na")), "who"))) == 5
+
+
+@pytest.mark.parametrize("splits", [("train", "test"), ("Training", "valid"), ("train",), ("test", "cat"), ("test",)])
+def test_people_in_folders_that_are_called_as_splits(tmp_path: Path, splits: tuple[str, ...]) -> None:
+    """They were classes of these names, which a private model would have published."""
+    for number, split in enumerate(splits):
+        (tmp_path / split / "anna").mkdir(parents=True)
+        (tmp_path / split / "anna" / f"{number}.png").write_bytes(some().png(number))
+    if splits[0].lower().startswith("train"):
+        with pytest.raises(InputError, match="called as splits, not classes: give the path of one of them, or declare"):
+            units(tmp_path, None)
+        assert len(units(tmp_path / splits[0], None)) == 1
+    found = load_images(tmp_path, "private", list(splits), people=PeopleFrom())
+    assert found.classes == splits

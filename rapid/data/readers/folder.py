@@ -28,6 +28,9 @@ UNUSED = (
 )
 MIXED = "lies beside the images and is not read; give its path, or move it elsewhere"
 DEEPER = "deeper than one sub-folder per class: move them up, or give the path of one split"
+PEOPLE_IN_SPLITS = (
+    "has people in folders that are called as splits, not classes: give the path of one of them, or declare --classes"
+)
 DEEP_SET = "lies too deep to be read; give the path of the folder that it is in"
 ARROW_FOLDER = (
     "is a folder of Arrow files, as save_to_disk of datasets writes them, and these are not read; write each split as "
@@ -178,10 +181,13 @@ def _are_splits(folders: Sequence[Path]) -> bool:
 
 def are_plain_splits(folders: Sequence[Path], source: Source) -> bool:
     """Whether folders of a set are splits of unlabelled images. Their names decide, not which of them have images."""
+    return _are_called_splits(folders, source) and not any(map(class_folders, folders))
+
+
+def _are_called_splits(folders: Sequence[Path], source: Source) -> bool:
+    """Whether the names of folders are those of splits, one of them to train on, and no classes are declared."""
     names = {folder.name.lower() for folder in folders}
-    if source.classes is not None or not names <= set(SPLITS) or names.isdisjoint(FIRST):
-        return False
-    return not any(map(class_folders, folders))
+    return source.classes is None and names <= set(SPLITS) and not names.isdisjoint(FIRST)
 
 
 def _people(source: Source) -> tuple[tuple[str, ...], list[Group]]:
@@ -189,6 +195,8 @@ def _people(source: Source) -> tuple[tuple[str, ...], list[Group]]:
     folders, loose = class_folders(source.path), image_files(source.path)
     inner = [class_folders(folder) for folder in folders]
     labelled = any(inner)
+    if labelled and _are_called_splits(folders, source):
+        raise source.error(PEOPLE_IN_SPLITS)
     if labelled:
         loose = [*loose, *(file for folder in folders for file in image_files(folder))]
     people = [(number, one) for number, group in enumerate(inner) for one in group] or list(enumerate(folders))
