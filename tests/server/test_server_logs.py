@@ -58,7 +58,7 @@ def app() -> Starlette:
     middleware = [
         Middleware(LogRequests),
         Middleware(RequireToken, tokens=Tokens([SecretStr(f"alice:{hash_token(TOKEN)}")])),
-        Middleware(LimitBody, max_bytes=100),
+        Middleware(LimitBody, max_bytes=100, max_sum=1 << 20),
         Middleware(CatchExceptions),
     ]
     return Starlette(routes=routes, middleware=middleware)
