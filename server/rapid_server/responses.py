@@ -167,8 +167,8 @@ async def as_zip(reply: Reply) -> AsyncIterator[bytes]:
             parts = [described[at : at + METADATA_ROWS] for at in range(0, len(described), METADATA_ROWS)]
             text = await asyncio.to_thread(_metadata, model, parts[0])
             info = zipfile.ZipInfo(METADATA, _ZIP_DATE)
-            # a guess, from which zipfile takes the format for large files
-            info.file_size = len(text) * len(parts)
+            # more than it will be: by this zipfile decides whether the format for large files is needed
+            info.file_size = 2 * len(text) * len(parts)
             with archive.open(info, "w") as file:
                 file.write(text)
                 for part in parts[1:]:

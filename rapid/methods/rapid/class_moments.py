@@ -53,7 +53,7 @@ class ClassMoments(StoredNetwork):
         factors = self.factors[chosen if len(self.factors) > 1 else torch.zeros_like(chosen)]
         coordinates = self.means[chosen] + torch.einsum("nij,nj->ni", factors, inside)
         # scaled by channel, it is no longer quite outside
-        _, outside = self.split(outside * self.outside().view(-1, 1, 1))
+        _, outside = self.split(outside * self.outside_deviation().view(-1, 1, 1))
         return outside + self.latents(coordinates)
 
     def draw(self, labels: Tensor | None, count: int, generator: torch.Generator) -> Tensor:
@@ -76,7 +76,7 @@ class ClassMoments(StoredNetwork):
         """Latents in the subspace, float (n, c, h, w), with the given coordinates, (n, d)."""
         return (coordinates @ self.basis).view(-1, *self.shape)
 
-    def outside(self) -> Tensor:
+    def outside_deviation(self) -> Tensor:
         """Standard deviation, float (c,), of numbers of which the part outside of the subspace has that of `rest`."""
         numbers = self.shape[1] * self.shape[2]
         share = 1 - self.basis.square().view(-1, self.shape[0], numbers).sum((0, 2)) / numbers

@@ -91,7 +91,7 @@ class PosteriorCovariance:
         variances = b.flatten(1) * self._values[own] / (a.flatten(1) * self._values[own] + b.flatten(1))
         turned = torch.einsum("nij,ni->nj", self._vectors[own], inside) * variances
         coordinates = torch.einsum("nij,nj->ni", self._vectors[own], turned)
-        rest = self._moments.outside().square().view(-1, 1, 1)
+        rest = self._moments.outside_deviation().square().view(-1, 1, 1)
         return b * rest / (a * rest + b) * outside + self._moments.latents(coordinates)
 
 

@@ -51,7 +51,7 @@ def test_the_covariance_is_that_of_a_gaussian_given_a_noisy_value(covariances: i
     """
     moments = random_moments(covariances, seed)
     deviation = float(moments.rest[0])
-    moments.rest.mul_(deviation / moments.outside())
+    moments.rest.mul_(deviation / moments.outside_deviation())
     schedule = Schedule.build(ScheduleSettings())
     generator = torch.Generator().manual_seed(seed)
     t = torch.randint(1, 1001, (count,), generator=generator)
