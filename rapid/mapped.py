@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, BinaryIO
-from weakref import WeakSet
+from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ BLOCK = 4096
 """Rows that are copied or hashed at a time, at most."""
 BLOCK_BYTES = 16 << 20
 """Bytes of them: what is made of a block may take eight times as many."""
-_maps: WeakSet[mmap.mmap] = WeakSet()
+_maps: set[ReferenceType[mmap.mmap]] = set()
 _folder: ContextVar[Path | None] = ContextVar("scratch folder", default=None)
 
 
@@ -83,8 +83,10 @@ def map_file(path: Path, offset: int, shape: tuple[int, ...], dtype: Any = np.ui
 
 def release() -> None:
     """Give back the pages of all mapped arrays: the next access reads them again, mostly from the system's cache."""
-    for mapping in list(_maps):
-        mapping.madvise(mmap.MADV_DONTNEED)
+    # one call copies them all; a WeakSet, which copies in Python, fails when another thread maps meanwhile
+    for reference in _maps.copy():
+        if (mapping := reference()) is not None:
+            mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def blocks(rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
@@ -210,5 +212,5 @@ def _mapped(
     # PyTorch wants arrays that can be written; pages that were would be copies, for which no memory is set aside
     flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0) if read_only else mmap.MAP_SHARED
     mapping = mmap.mmap(file.fileno(), size, flags, mmap.PROT_READ | mmap.PROT_WRITE, offset=start)
-    _maps.add(mapping)
+    _maps.add(ref(mapping, _maps.discard))
     return np.ndarray(shape, dtype, mapping, offset - start)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import sys
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +36,20 @@ def is_mapped(array: np.ndarray) -> bool:
     while isinstance(array, np.ndarray):
         array = array.base
     return isinstance(array, mmap.mmap) or (isinstance(array, memoryview) and isinstance(array.obj, mmap.mmap))
+
+
+def test_arrays_are_mapped_in_one_thread_while_others_release() -> None:
+    before = sys.getswitchinterval()
+    kept = deque((mapped.empty((SMALL + 1,)) for _ in range(100)), 100)
+    with ThreadPoolExecutor(2) as pool:
+        sys.setswitchinterval(1e-6)
+        try:
+            mapping = pool.submit(lambda: [kept.append(mapped.empty((SMALL + 1,))) for _ in range(2000)])
+            while not mapping.done():
+                mapped.release()
+            mapping.result()
+        finally:
+            sys.setswitchinterval(before)
 
 
 def pixels(*shape: int) -> np.ndarray:
