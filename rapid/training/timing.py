@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from rapid.training.checkpoint import Checkpoint
 LEAST_SECONDS = 0.3
 """Time that a measurement takes at least, after its first, unmeasured step."""
 LEAST_STEPS = 3
+ENOUGH_SECONDS = 2.0
+"""Time after which fewer steps are enough: long ones differ less from one another."""
 PLANNED_STEPS = 1000
 """Of a training that is measured, which ends before."""
 
@@ -31,7 +33,7 @@ def seconds_per_step(step: Callable[[], object], device: torch.device) -> float:
     step()
     _wait(device)
     times: list[float] = []
-    while len(times) < LEAST_STEPS or sum(times) < LEAST_SECONDS:
+    while not _enough(times, LEAST_SECONDS):
         begin = time.monotonic()
         step()
         _wait(device)
@@ -84,8 +86,13 @@ class _Clock(Checkpoint):
         if self._begin is not None:
             self.times.append(now - self._begin)
         self._begin = now
-        if len(self.times) >= LEAST_STEPS and sum(self.times) >= self._least:
+        if _enough(self.times, self._least):
             raise _Measured
+
+
+def _enough(times: Sequence[float], least: float) -> bool:
+    taken = sum(times)
+    return taken >= least and (len(times) >= LEAST_STEPS or taken >= ENOUGH_SECONDS)
 
 
 def _wait(device: torch.device) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rapid.config.sections import Training
 from rapid.training import Checkpoint
 from rapid.training.public import train
-from rapid.training.timing import LEAST_STEPS, seconds_per_training_step
+from rapid.training.timing import ENOUGH_SECONDS, LEAST_STEPS, seconds_per_step, seconds_per_training_step
 
 CPU = torch.device("cpu")
 SLEEP = 0.02
@@ -36,6 +36,17 @@ def test_a_slow_first_step_does_not_count(first: float) -> None:
     # a busy machine may be slower, never faster
     assert SLEEP <= found < 10 * SLEEP
     assert LEAST_STEPS < len(taken) < 20
+
+
+def test_one_long_step_is_enough() -> None:
+    taken = []
+
+    def step() -> None:
+        time.sleep(ENOUGH_SECONDS + 0.05 if taken else 0)
+        taken.append(1)
+
+    assert seconds_per_step(step, CPU) >= ENOUGH_SECONDS
+    assert len(taken) == 2
 
 
 def test_a_training_may_end_before_enough_is_measured() -> None:

@@ -90,7 +90,8 @@ def test_writing_is_told_of_networks_that_know_it(sample: str | None, told: bool
     assert any("--networks builtin:scripts" in line for line in why) is told
 
 
-@pytest.mark.parametrize(("shape", "size"), [((20, 28), 32), ((100, 80), 64), ((8, 8), 16)])
+# 64 pixels are in test_cli_automatic
+@pytest.mark.parametrize(("shape", "size"), [((20, 28), 32), ((8, 8), 16)])
 def test_sizes(shape: tuple[int, int], size: int) -> None:
     _, found = chosen(photographs(200, *shape), labelled=False)
     # private images may be larger than the public ones
