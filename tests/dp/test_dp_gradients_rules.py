@@ -10,8 +10,9 @@ from oracles.bookkeeper import compare_layer, forms_chosen
 from torch import nn
 from torch.nn import functional as F
 
-from rapid.dp.gradients import BookKeeper
-from rapid.dp.gradients.forms import ConvolutionGhost
+from rapid.dp.gradients import BookKeeper, Direct
+from rapid.dp.gradients.convolution import ConvolutionGhost, KernelGradients
+from rapid.dp.gradients.forms import Factors
 
 
 @settings(max_examples=300, deadline=None)
@@ -29,7 +30,7 @@ from rapid.dp.gradients.forms import ConvolutionGhost
     count=st.sampled_from([0, 1, 4]),
     size=st.sampled_from([(3, 3), (5, 6), (7, 5), (12, 12)]),
     draws=st.sampled_from([1, 1, 3]),
-    cost=st.sampled_from(["ghost", "instantiated", "by cost"]),
+    cost=st.sampled_from(["ghost", "instantiated", "by position", "by cost"]),
 )
 def test_conv2d(
     groups: int, channels: int, outputs: int, kernel: int, stride: int, dilation: int, padding: int, mode: str,
@@ -46,7 +47,7 @@ def test_conv2d(
         compare_layer(layer, x, draws=draws)
 
 
-@pytest.mark.parametrize("cost", ["ghost", "instantiated"])
+@pytest.mark.parametrize("cost", ["ghost", "instantiated", "by position"])
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "size"),
     [(1, 2, 1, 3), (1, 3, 2, 4), (3, 2, 2, 3), (1, 1, 1, 3), (2, 1, 0, 2), (3, 3, 1, 7)],
@@ -112,6 +113,39 @@ def test_products_of_patches_are_sums_of_products_of_pixels(
     found = ConvolutionGhost(layer, x, grads, 2)._patch_products()[:, 0]
     patches = F.unfold(x, kernel, dilation, padding, stride).unflatten(0, (2, draws)).transpose(1, 2).flatten(2)
     torch.testing.assert_close(found, patches.mT @ patches)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    size=st.sampled_from([(1, 1), (2, 3), (3, 3), (8, 8), (5, 3), (9, 6)]),
+    kernel=st.sampled_from([(1, 1), (2, 3), (3, 3), (5, 2)]),
+    dilation=st.sampled_from([(1, 1), (1, 2)]),
+    padding=st.sampled_from([(0, 0), (1, 1), (1, 2), (2, 2), (3, 0)]),
+    groups=st.sampled_from([1, 2]),
+    draws=st.sampled_from([1, 2, 3]),
+    cached=st.sampled_from([1, 2000, 1 << 21]),
+)
+def test_gradients_by_position_of_the_kernel_are_those_of_patches(
+    size: tuple[int, int], kernel: tuple[int, int], dilation: tuple[int, int], padding: tuple[int, int], groups: int,
+    draws: int, cached: int,
+) -> None:  # fmt: skip
+    assume(all(s + 2 * p > d * (k - 1) for s, k, d, p in zip(size, kernel, dilation, padding, strict=True)))
+    count = 5
+    layer = nn.Conv2d(4, 6, kernel, 1, padding, dilation, groups=groups)
+    x = torch.randn(count * draws, 4, *size, dtype=torch.float64)
+    grads = torch.randn_like(layer.double()(x)).detach()
+    ghost = ConvolutionGhost(layer, x, grads, count)
+    with forms_chosen("by position"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rapid.dp.gradients.forms.CHUNK", cached)
+        found = ghost.formed()
+    # outputs that read nothing but padding on all sides lie between the rows of no grid
+    fits = all(s + p >= own for s, p, own in zip(size, padding, grads.shape[2:], strict=True))
+    assert isinstance(found, KernelGradients if fits else Direct)
+    expected = ghost.instantiate()
+    torch.testing.assert_close(found.instantiate().gradients, expected.gradients)
+    torch.testing.assert_close(found.norms_squared(), expected.norms_squared())
+    factors = Factors(torch.rand(count, dtype=torch.float64) + 0.5, 1.0)
+    torch.testing.assert_close(found.weighted_sum(factors), expected.weighted_sum(factors))
 
 
 def test_norms_are_bounds_where_floats_cancel() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rapid.dp.gradients import ROUNDING_MARGIN, BookKeeper
-from rapid.dp.gradients.forms import Direct, Factors
+from rapid.dp.gradients.forms import SQUARED, Direct, Factors
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.releases import DpSgdSpec, QuerySpec, Release
 from rapid.methods import load_settings
@@ -50,19 +50,26 @@ def test_one_of_millions_moves_a_sum_over_all_by_at_most_clip_norm(count: int, w
 
 @pytest.mark.parametrize("value", [1.0000001, 1.1, 0.3, 1 / 3, 1.9])
 def test_norms_of_ten_million_elements(value: float) -> None:
-    """float32 gives norms that are too small by a third of a percent."""
+    """A single sum in float32 is too small by a third of a percent; the norm is a bound, and no loose one."""
     gradient = torch.full((1, 10_000_000), value)
     norm = math.sqrt(gradient.numel()) * float(gradient[0, 0].double())
     found = Direct(gradient).norms_squared().sqrt()
-    assert float(found) == pytest.approx(norm, rel=1e-9)
+    assert norm <= float(found) <= norm * (1 + SQUARED * torch.finfo(torch.float32).eps)
     clipped = Factors(found, norm / 10).combine(gradient).norm()
-    assert float(clipped) == pytest.approx(norm / 10 / (1 + ROUNDING_MARGIN), rel=1e-9)
+    assert float(clipped) == pytest.approx(norm / 10 / (1 + ROUNDING_MARGIN), rel=2e-5)
+    assert float(clipped) < norm / 10 / (1 + ROUNDING_MARGIN / 2)
 
 
-def test_tiny_gradients_are_clipped_too() -> None:
-    gradient = torch.full((1, 100), 1e-20)
-    norm = Direct(gradient).norms_squared().sqrt()
-    assert float(norm) == pytest.approx(1e-19, rel=1e-6)
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 700), st.floats(-40, 38), st.integers(0, 2**31))
+def test_norms_of_gradients_are_bounds_at_any_scale(width: int, scale: float, seed: int) -> None:
+    """Squares of tiny numbers vanish in float32, and those of huge ones are infinite: such an example counts as 0."""
+    gradient = torch.randn(1, width, generator=torch.Generator().manual_seed(seed)) * 10.0**scale
+    norm, found = float(gradient.double().norm()), float(Direct(gradient).norms_squared().sqrt())
+    assert not found < norm
+    if math.isfinite(norm) and norm < 1e19:
+        # far below the smallest clip_norm
+        assert found <= norm * (1 + SQUARED * torch.finfo(torch.float32).eps) + 1e-16
 
 
 @settings(max_examples=80, deadline=None)

@@ -64,4 +64,5 @@ def forms_chosen(cost: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if cost != "by cost":
             patch.setattr("rapid.dp.gradients.rules.ghost_is_cheaper", lambda *_: cost == "ghost")
+            patch.setattr("rapid.dp.gradients.convolution.positions_are_cheaper", lambda *_: cost == "by position")
         yield

@@ -2,24 +2,19 @@
 
 `Direct` keeps the gradients themselves. The others are "ghosts": they keep a layer's inputs and output gradients,
 compute the norms from inner products between positions, and form only the weighted sum, as ordinary training does.
-`ghost_is_cheaper` chooses between the two.
+`ghost_is_cheaper` chooses between the two. Those of convolutions are in `rapid.dp.gradients.convolution`.
 
-Source: Bu, Wang, Zha, Karypis: Differentially private optimization on large model at small cost (ICML 2023). New here:
-the inner products of a convolution's patches are computed as sums of those of its pixels, without forming the patches.
+Source: Bu, Wang, Zha, Karypis: Differentially private optimization on large model at small cost (ICML 2023).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from rapid.dp.gradients.shift import Shift
+from torch import Tensor
 
 ROUNDING_MARGIN = 2.0**-8
 """Share of the clip norm that is set aside for float32 rounding: gradients are clipped to C / (1 + ROUNDING_MARGIN).
@@ -28,9 +23,13 @@ It covers rounding in the norms, in the sums, and in gradients that vary in thei
 are computed. See "Finite precision" in docs/guarantee.md for what it is compared with.
 """
 PIECE = 256
-"""Examples whose convolutions and matrix products are summed in float32; everything else is summed in float64."""
+"""Examples whose convolutions and matrix products are summed in float32."""
+SUMMED = 32
+"""Gradients that are summed in float32; sums of these, and of pieces, are float64."""
+SQUARED = 256
+"""Elements whose squares are summed in float32; the bound on its error is in the norm."""
 CANCELLATION = 16
-"""Rounding errors, in machine epsilons, by which the norm of a ghost is raised (see `_inner`).
+"""Rounding errors, in machine epsilons, by which the norm of a ghost is raised (see `inner`).
 
 Errors of an inner product grow like the root of its length: this is for lengths of up to a thousand or so.
 """
@@ -85,9 +84,8 @@ class Factors:
         """sum_i factor_i gradients_i of (N, ...), float64; sets gradients that are not finite to 0 in place."""
         rows = self._zeroed(gradients.reshape(len(gradients), -1))
         total = rows.new_zeros(rows.shape[1], dtype=torch.float64)
-        parts = _in_cache(rows)
-        for part, values in zip(parts, self.values.split(len(parts[0])), strict=True):
-            total.addmv_(part.double().T, values)
+        for part, values in zip(rows.split(SUMMED), self.values.to(rows.dtype).split(SUMMED), strict=True):
+            total += part.T @ values
         return total.view(gradients.shape[1:])
 
     def _zeroed(self, rows: Tensor) -> Tensor:
@@ -124,11 +122,15 @@ class Direct(Gradient):
 
     def norms_squared(self) -> Tensor:
         """See `Gradient`."""
-        rows = self.gradients.reshape(len(self.gradients), -1)
-        # in pieces, because torch first makes a copy of all in float64
-        parts = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in _in_cache(rows)]
-        norms = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return norms.square_()
+        rows = in_full_precision(self.gradients).reshape(len(self.gradients), -1)
+        precision, whole = torch.finfo(rows.dtype), rows.shape[1] // SQUARED * SQUARED
+        norms = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True)
+        if whole:
+            blocks = rows[:, :whole].unflatten(1, (-1, SQUARED))
+            norms = torch.cat([torch.linalg.vector_norm(blocks, dim=2), norms], 1)
+        squared: Tensor = norms.double().square_().sum(1)
+        # n squares and n - 1 sums are each off by half an epsilon at most, or by less than the smallest normal number
+        return squared.mul_(1 + SQUARED * precision.eps).add_(rows.shape[1] * precision.tiny)
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
@@ -162,7 +164,7 @@ class MatrixGhost(Gradient):
             norms = [torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64) for rows in (a, g)]
             squared: Tensor = (norms[0] * norms[1]).square()
             return squared.flatten()
-        return _inner(a @ a.mT, g @ g.mT, max(a.shape[2], g.shape[2]))
+        return inner(a @ a.mT, g @ g.mT, max(a.shape[2], g.shape[2]))
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
@@ -200,7 +202,7 @@ class RowsGhost(Gradient):
         """See `Gradient`."""
         g = in_full_precision(self.output_grads)
         same = (self.indices[:, :, None] == self.indices[:, None, :]).to(g.dtype)
-        return _inner(same, g @ g.mT, g.shape[2])
+        return inner(same, g @ g.mT, g.shape[2])
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
@@ -214,96 +216,7 @@ class RowsGhost(Gradient):
         return Direct(gradients.scatter_add_(1, self.indices[:, :, None].expand_as(grads), grads))
 
 
-class ConvolutionGhost(Gradient):
-    """Gradient i is the weight gradient of a 2-d convolution over the K rows of example i.
-
-    Args:
-        layer: its strides, dilation, padding and groups are used, its weights are not.
-        inputs: float (N * K, C, H, W).
-        output_grads: float (N * K, p, h, w).
-        count: N.
-    """
-
-    def __init__(self, layer: nn.Conv2d, inputs: Tensor, output_grads: Tensor, count: int) -> None:
-        left, right, top, bottom = layer._reversed_padding_repeated_twice
-        if layer.padding_mode != "zeros" or left != right or top != bottom:
-            mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-            inputs = F.pad(inputs, (left, right, top, bottom), mode=mode)
-            left = top = 0
-        self.layer = layer
-        self.padding = (top, left)
-        self.inputs = inputs
-        self.output_grads = output_grads
-        self.count = count
-
-    def norms_squared(self) -> Tensor:
-        """See `Gradient`."""
-        grams = self._by_group(self.output_grads)
-        products = self._patch_products().flatten(0, 1), (grams.mT @ grams).flatten(0, 1)
-        return _inner(*products, max(self.layer.weight[0].numel(), grams.shape[2]), self.count)
-
-    def weighted_sum(self, factors: Factors) -> Tensor:
-        """See `Gradient`."""
-        layer = self.layer
-        scaled = factors.scaled(in_full_precision(self.output_grads))
-        # contiguous, because oneDNN's 1x1 convolutions with strides write out of bounds for channels-last inputs
-        inputs = factors.kept(in_full_precision(self.inputs)).contiguous()
-        weight = layer.weight.detach().to(inputs.dtype)
-        only_weight = (False, True, False)
-        args = (layer.stride, self.padding, layer.dilation, False, (0, 0), layer.groups, only_weight)
-        total = torch.zeros_like(weight, dtype=torch.float64, memory_format=torch.contiguous_format)
-        rows = PIECE * (len(inputs) // self.count)
-        for grads, images in zip(scaled.split(rows), inputs.split(rows), strict=True):
-            total += torch.ops.aten.convolution_backward(grads, images, weight, None, *args)[1]
-        return total
-
-    def instantiate(self) -> Direct:
-        """See `Gradient`."""
-        draws = len(self.inputs) // self.count
-        groups, weight = self.layer.groups, self.layer.weight
-        positions = draws * self.output_grads[0, 0].numel()
-        chunk = max(1, _chunk(weight) // (positions * weight[0].numel() * groups))
-        pairs = zip(self.inputs.split(chunk * draws), self.output_grads.split(chunk * draws), strict=True)
-        dtype = torch.promote_types(self.inputs.dtype, torch.float32)
-        gradients = self.inputs.new_empty(self.count, groups, weight.shape[0] // groups, weight[0].numel(), dtype=dtype)
-        for target, (inputs, grads) in zip(gradients.split(chunk), pairs, strict=True):
-            patches = self._patches(inputs, draws, grads.shape[2:])
-            torch.matmul(self._by_group(grads, draws), patches.mT, out=target)
-        return Direct(gradients.view(self.count, *weight.shape))
-
-    def _by_group(self, rows: Tensor, draws: int | None = None) -> Tensor:
-        """(N * K, C, h, w) -> (N, groups, C / groups, K * h * w)."""
-        draws = draws or len(rows) // self.count
-        parts: Tensor = in_full_precision(rows).unflatten(0, (-1, draws))
-        parts = parts.unflatten(2, (self.layer.groups, -1)).flatten(4)
-        return parts.permute(0, 2, 3, 1, 4).flatten(3)
-
-    def _patches(self, inputs: Tensor, draws: int, size: torch.Size) -> Tensor:
-        """What the kernel is multiplied by: (n, groups, C / groups * kh * kw, K * h * w)."""
-        layer, (top, left) = self.layer, self.padding
-        # contiguous, because as_strided is right only for the strides that it is told
-        x: Tensor = F.pad(in_full_precision(inputs), (left, left, top, top)).contiguous().unflatten(0, (-1, draws))
-        n, _, channels, _, _ = x.shape
-        (kh, kw), (dh, dw), (sh, sw) = layer.kernel_size, layer.dilation, layer.stride
-        s0, s1, s2, s3, s4 = x.stride()
-        inner = channels // layer.groups
-        windows = x.as_strided(
-            (n, layer.groups, inner, kh, kw, draws, *size),
-            (s0, s2 * inner, s2, s3 * dh, s4 * dw, s1, s3 * sh, s4 * sw),
-        )
-        return windows.reshape(n, layer.groups, inner * kh * kw, -1)
-
-    def _patch_products(self) -> Tensor:
-        """Inner products of the patches at all pairs of positions: (N, groups, K * h * w, K * h * w)."""
-        layer = self.layer
-        pixels = self._by_group(self.inputs)
-        draws = len(self.inputs) // self.count
-        sizes = tuple(self.inputs.shape[2:]), tuple(self.output_grads.shape[2:])
-        shift = Shift(draws, *sizes, layer.kernel_size, layer.stride, layer.dilation, self.padding)
-        return shift.sum(pixels.mT @ pixels)
-
-
-def _inner(first: Tensor, second: Tensor, terms: int, count: int | None = None) -> Tensor:
+def inner(first: Tensor, second: Tensor, terms: int, count: int | None = None) -> Tensor:
     """<first_i, second_i> for Gram matrices (N * groups, P, P), plus a bound on the rounding error; float64 (N,).
 
     The terms may cancel until the sum is smaller than its rounding error, and with too small a norm an example would be
@@ -327,13 +240,7 @@ def _inner(first: Tensor, second: Tensor, terms: int, count: int | None = None) 
     return bound if count is None else bound.view(count, -1).sum(1)
 
 
-def _in_cache(rows: Tensor) -> Sequence[Tensor]:
-    """Parts of rows (N, n), N > 0, that stay in the cache in float64, too; all but the last have as many rows."""
-    parts: Sequence[Tensor] = rows.split(max(1, _chunk(rows) // max(1, rows.shape[1])))
-    return parts
-
-
-def _chunk(like: Tensor) -> int:
+def cached_floats(like: Tensor) -> int:
     """Floats to work on at a time."""
     return CHUNK if like.device.type == "cpu" else DEVICE_CHUNK
 

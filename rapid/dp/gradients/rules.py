@@ -8,8 +8,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rapid.dp.gradients.convolution import ConvolutionGhost
 from rapid.dp.gradients.forms import (
-    ConvolutionGhost,
     Direct,
     Gradient,
     MatrixGhost,
@@ -41,7 +41,7 @@ def _conv2d(layer: nn.Conv2d, grad: Tensor, count: int, x: Tensor) -> dict[str, 
         positions = grad[0, 0].numel() * len(grad) // count
         kernel = layer.weight[0, 0].numel()
         cheaper = ghost_is_cheaper(positions, x.shape[1] + grad.shape[1], layer.weight.numel(), kernel)
-        result["weight"] = ghost if cheaper else ghost.instantiate()
+        result["weight"] = ghost if cheaper else ghost.formed()
     if _trains_bias(layer):
         result["bias"] = Direct(_by_example(in_full_precision(grad).sum((2, 3)), count))
     return result
