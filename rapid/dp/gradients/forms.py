@@ -26,7 +26,7 @@ PIECE = 256
 """Examples whose convolutions and matrix products are summed in float32."""
 SUMMED = 32
 """Gradients that are summed in float32; sums of these, and of pieces, are float64."""
-SQUARED = 256
+SQUARED = 64
 """Elements whose squares are summed in float32; the bound on its error is in the norm."""
 CANCELLATION = 16
 """Rounding errors, in machine epsilons, by which the norm of a ghost is raised (see `inner`).
