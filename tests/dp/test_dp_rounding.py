@@ -60,6 +60,17 @@ def test_norms_of_ten_million_elements(value: float) -> None:
     assert float(clipped) < norm / 10 / (1 + ROUNDING_MARGIN / 2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_sums_have_at_least_the_precision_of_float32(dtype: torch.dtype) -> None:
+    gradients = torch.randn(100, 33, generator=torch.Generator().manual_seed(0)).to(dtype)
+    direct = Direct(gradients.clone())
+    norms = direct.norms_squared().sqrt()
+    exact = gradients.double()
+    torch.testing.assert_close(norms, exact.norm(dim=1), rtol=1e-5, atol=0)
+    weights = (3.0 / (norms * (1 + ROUNDING_MARGIN))).clamp(max=1)
+    torch.testing.assert_close(direct.weighted_sum(Factors(norms, 3.0)), weights @ exact, rtol=1e-5, atol=1e-5)
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 700), st.floats(-40, 38), st.integers(0, 2**31))
 def test_norms_of_gradients_are_bounds_at_any_scale(width: int, scale: float, seed: int) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rapid.dp.gradients.forms import PIECE, Direct, Factors, Gradient, cached_floats, in_full_precision, inner
+from rapid.dp.gradients.forms import PIECE, Direct, Factors, Gradient, cached_floats, in_full_precision, inner_products
 from rapid.dp.gradients.shift import Shift
 
 COPIED = 40
@@ -73,7 +73,7 @@ class ConvolutionGhost(Gradient):
         """See `Gradient`."""
         grams = self._by_group(self.output_grads)
         products = self._patch_products().flatten(0, 1), (grams.mT @ grams).flatten(0, 1)
-        return inner(*products, max(self.layer.weight[0].numel(), grams.shape[2]), self.count)
+        return inner_products(*products, max(self.layer.weight[0].numel(), grams.shape[2]), self.count)
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
@@ -124,8 +124,8 @@ class ConvolutionGhost(Gradient):
         """
         (height, width), (top, left) = self.inputs.shape[2:], self.padding
         rows, pitch = height + top, width + left
-        (last_row, last_column), draws = self.output_grads.shape[2:], len(self.inputs) // self.count
-        return rows, pitch, ((draws - 1) * rows + last_row - 1) * pitch + last_column
+        (high, wide), draws = self.output_grads.shape[2:], len(self.inputs) // self.count
+        return rows, pitch, ((draws - 1) * rows + high - 1) * pitch + wide
 
     def _by_position(self) -> KernelGradients:
         """The gradients without patches.

@@ -29,7 +29,7 @@ SUMMED = 32
 SQUARED = 64
 """Elements whose squares are summed in float32; the bound on its error is in the norm."""
 CANCELLATION = 16
-"""Rounding errors, in machine epsilons, by which the norm of a ghost is raised (see `inner`).
+"""Rounding errors, in machine epsilons, by which the norm of a ghost is raised (see `inner_products`).
 
 Errors of an inner product grow like the root of its length: this is for lengths of up to a thousand or so.
 """
@@ -84,8 +84,9 @@ class Factors:
         """sum_i factor_i gradients_i of (N, ...), float64; sets gradients that are not finite to 0 in place."""
         rows = self._zeroed(gradients.reshape(len(gradients), -1))
         total = rows.new_zeros(rows.shape[1], dtype=torch.float64)
-        for part, values in zip(rows.split(SUMMED), self.values.to(rows.dtype).split(SUMMED), strict=True):
-            total += part.T @ values
+        values = self.values.to(torch.promote_types(rows.dtype, torch.float32))
+        for part, own in zip(rows.split(SUMMED), values.split(SUMMED), strict=True):
+            total += in_full_precision(part).T @ own
         return total.view(gradients.shape[1:])
 
     def _zeroed(self, rows: Tensor) -> Tensor:
@@ -164,7 +165,7 @@ class MatrixGhost(Gradient):
             norms = [torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64) for rows in (a, g)]
             squared: Tensor = (norms[0] * norms[1]).square()
             return squared.flatten()
-        return inner(a @ a.mT, g @ g.mT, max(a.shape[2], g.shape[2]))
+        return inner_products(a @ a.mT, g @ g.mT, max(a.shape[2], g.shape[2]))
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
@@ -202,7 +203,7 @@ class RowsGhost(Gradient):
         """See `Gradient`."""
         g = in_full_precision(self.output_grads)
         same = (self.indices[:, :, None] == self.indices[:, None, :]).to(g.dtype)
-        return inner(same, g @ g.mT, g.shape[2])
+        return inner_products(same, g @ g.mT, g.shape[2])
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
@@ -216,7 +217,7 @@ class RowsGhost(Gradient):
         return Direct(gradients.scatter_add_(1, self.indices[:, :, None].expand_as(grads), grads))
 
 
-def inner(first: Tensor, second: Tensor, terms: int, count: int | None = None) -> Tensor:
+def inner_products(first: Tensor, second: Tensor, terms: int, count: int | None = None) -> Tensor:
     """<first_i, second_i> for Gram matrices (N * groups, P, P), plus a bound on the rounding error; float64 (N,).
 
     The terms may cancel until the sum is smaller than its rounding error, and with too small a norm an example would be
