@@ -129,8 +129,8 @@ class Automatic(Protocol):
             InputError: too few images.
         """
 
-    def seconds_per_gradient(self, settings: Any, device: torch.device) -> float:
-        """Measured time of one per-example gradient of the private stage, in seconds."""
+    def seconds_per_gradient(self, settings: Any, device: torch.device, least: float) -> float:
+        """Time of one per-example gradient of the private stage, in seconds, measured for at least `least` seconds."""
 
     def choose_private(
         self, settings: Any, facts: PublicFacts, epsilon: float, gradients: float, processes: int

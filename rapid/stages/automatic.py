@@ -24,6 +24,9 @@ from rapid.training.run_folder import REMEMBERED
 
 WORK = 0.9
 """Share of the minutes of the private stage that gradients may take."""
+MEASURED_SHARE, MEASURED_SECONDS = 0.01, 20.0
+"""How long a gradient is measured: a share of the minutes, at most so many seconds. A program that disturbed a
+shorter measurement cost half of the batch."""
 RESUMED = "the settings of the earlier run stay, for the time that it was given; another --minutes changes nothing"
 """What is told where a run is resumed, and nothing is chosen."""
 
@@ -116,7 +119,8 @@ class AutomaticChoice:
 
     def measured(self, settings: MethodSettings, device: torch.device, processes: int) -> float:
         """Number of per-example gradients for which the private stage has time, by a measurement."""
-        seconds = self._chooser().seconds_per_gradient(settings, device)
+        least = min(MEASURED_SECONDS, MEASURED_SHARE * 60 * self.minutes)
+        seconds = self._chooser().seconds_per_gradient(settings, device, least)
         # the time may be over already
         return max(1.0, WORK * Resources(device, self.minutes, processes, self.begun).seconds_left / seconds)
 

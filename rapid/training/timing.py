@@ -23,17 +23,19 @@ PLANNED_STEPS = 1000
 """Of a training that is measured, which ends before."""
 
 
-def seconds_per_step(step: Callable[[], object], device: torch.device) -> float:
+def seconds_per_step(step: Callable[[], object], device: torch.device, least: float = LEAST_SECONDS) -> float:
     """Median time of a step.
 
     Args:
         step: one whole step, such as forward and backward pass.
         device: on which it works; its queue is waited for.
+        least: seconds to measure, after the first step, which is not measured. In more of them, a program that
+            disturbs a part does not change the median.
     """
     step()
     _wait(device)
     times: list[float] = []
-    while not _enough(times, LEAST_SECONDS):
+    while not _enough(times, least):
         begin = time.monotonic()
         step()
         _wait(device)

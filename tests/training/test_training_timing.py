@@ -38,6 +38,18 @@ def test_a_slow_first_step_does_not_count(first: float) -> None:
     assert LEAST_STEPS < len(taken) < 20
 
 
+def test_a_program_that_disturbs_a_part_of_the_measurement_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def step() -> None:
+        nonlocal now
+        now += 0.5 if now < 8 else 0.3
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert seconds_per_step(step, CPU, least=20.0) == pytest.approx(0.3)
+    assert 20 <= now < 22
+
+
 def test_one_long_step_is_enough() -> None:
     taken = []
 

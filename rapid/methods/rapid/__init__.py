@@ -63,11 +63,11 @@ class Rapid:
 
         return choose_public(sets, resources, image)
 
-    def seconds_per_gradient(self, settings: RapidSettings, device: torch.device) -> float:
+    def seconds_per_gradient(self, settings: RapidSettings, device: torch.device, least: float) -> float:
         """Of the denoiser."""
         from rapid.methods.rapid.automatic_private import seconds_per_gradient
 
-        return seconds_per_gradient(settings, device)
+        return seconds_per_gradient(settings, device, least)
 
     def choose_private(
         self, settings: RapidSettings, facts: PublicFacts, epsilon: float, gradients: float, processes: int

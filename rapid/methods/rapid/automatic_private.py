@@ -18,7 +18,7 @@ from rapid.methods.rapid.pace import PLAIN_GRADIENT, candidate_work, levels_work
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.recording import Recorder
 from rapid.tones.release import is_hidden
-from rapid.training.timing import seconds_per_step
+from rapid.training.timing import LEAST_SECONDS, seconds_per_step
 
 COUNT, BESIDE = {"cpu": 128, "cuda": 1024}, {"cpu": 1.05, "cuda": 1.2}
 """Examples of a measured step, and factor for noise, optimiser, average and draws."""
@@ -166,24 +166,27 @@ def _distillation(settings: RapidSettings, gradients: float, classes: int) -> Tr
     }
 
 
-def seconds_per_gradient(settings: RapidSettings, device: torch.device, count: int | None = None) -> float:
+def seconds_per_gradient(
+    settings: RapidSettings, device: torch.device, least: float = LEAST_SECONDS, count: int | None = None
+) -> float:
     """Seconds of one per-example gradient of the denoiser, clipped and summed, on random numbers.
 
     Args:
         settings: of the public bundle.
         device: where to compute.
+        least: seconds to measure.
         count: examples of a measured step, or half as many, again and again, until they fit into memory; by default
             enough to keep the device busy.
     """
     count = count or COUNT[device.type]
     while count > 1:
         with suppress(torch.OutOfMemoryError):
-            return _seconds_of(settings, device, count)
+            return _seconds_of(settings, device, least, count)
         count //= 2
-    return _seconds_of(settings, device, count)
+    return _seconds_of(settings, device, least, count)
 
 
-def _seconds_of(settings: RapidSettings, device: torch.device, count: int) -> float:
+def _seconds_of(settings: RapidSettings, device: torch.device, least: float, count: int) -> float:
     """See `seconds_per_gradient`; of just so many."""
     classes = 1
     network = build_denoiser(settings, classes).to(device).eval()
@@ -197,4 +200,4 @@ def _seconds_of(settings: RapidSettings, device: torch.device, count: int) -> fl
 
     step = Recorder(clipped, device)
     step(x)
-    return BESIDE[device.type] * seconds_per_step(lambda: step(x), device) / count
+    return BESIDE[device.type] * seconds_per_step(lambda: step(x), device, least) / count

@@ -319,7 +319,7 @@ def test_the_first_of_several_processes_works_alone_in_its_own_time() -> None:
 def test_the_time_of_a_gradient_is_measured() -> None:
     settings = apply_overrides({"method": "rapid"}, ["denoiser.channels=16", "denoiser.heads=2"])
     assert isinstance(settings, RapidSettings)
-    assert 0 < seconds_per_gradient(settings, CPU, 8) < 10
+    assert 0 < seconds_per_gradient(settings, CPU, count=8) < 10
 
 
 def test_as_many_gradients_are_measured_as_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,5 +334,5 @@ def test_as_many_gradients_are_measured_as_fit_into_memory(monkeypatch: pytest.M
     monkeypatch.setattr(BookKeeper, "clipped_sum", limited)
     settings = apply_overrides({"method": "rapid"}, ["denoiser.channels=16", "denoiser.heads=2"])
     assert isinstance(settings, RapidSettings)
-    assert 0 < seconds_per_gradient(settings, CPU, 16) < 10
+    assert 0 < seconds_per_gradient(settings, CPU, count=16) < 10
     assert list(dict.fromkeys(sizes)) == [16, 8, 4]
