@@ -33,8 +33,8 @@ CANCELLATION = 16
 
 Errors of an inner product grow like the root of its length: this is for lengths of up to a thousand or so.
 """
-ACCESS = 15
-"""Multiplications in the time of one access to a float in memory, roughly, on current CPUs and GPUs."""
+ACCESS, CACHED = 15, 5
+"""Multiplications in the time of one access to a float in memory, roughly, on CPUs and GPUs, and in a CPU's cache."""
 CHUNK, DEVICE_CHUNK = 1 << 21, 1 << 24
 """Floats of patches to form at a time: few enough to stay in a CPU's cache; on a device, worth the calls."""
 
@@ -251,10 +251,10 @@ def in_full_precision(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32)) if x.is_floating_point() else x
 
 
-def ghost_is_cheaper(positions: int, width: int, elements: int, kernel: int = 1) -> bool:
+def ghost_is_cheaper(positions: int, width: int, elements: int, sums: int = 1, *, cpu: bool) -> bool:
     """Whether a ghost takes less time than instantiated gradients, for one example.
 
-    A ghost costs P^2 inner products, of inputs and of output gradients, and their sums over the kernel. Instantiation
+    A ghost costs P^2 inner products, of inputs and of output gradients, and sums of as many numbers. Instantiation
     costs as many multiplications as ordinary training, which count a quarter here (measured), and writes and reads each
     example's gradient.
 
@@ -262,8 +262,9 @@ def ghost_is_cheaper(positions: int, width: int, elements: int, kernel: int = 1)
         positions: P, where the layer is applied.
         width: input plus output features.
         elements: of the parameter.
-        kernel: positions of the kernel.
+        sums: of the P^2 products with one another: the sides of a kernel.
+        cpu: whether this is for a CPU, whose cache has the products.
     """
-    ghost = positions**2 * (width + 3 * ACCESS * kernel)
+    ghost = positions**2 * (width + 3 * (CACHED if cpu else ACCESS) * sums)
     instantiated = elements * (positions / 4 + 3 * ACCESS)
     return ghost <= instantiated

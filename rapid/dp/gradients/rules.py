@@ -26,7 +26,8 @@ def _linear(layer: nn.Linear, grad: Tensor, count: int, x: Tensor) -> dict[str, 
     result: dict[str, Gradient] = {}
     if layer.weight.requires_grad:
         ghost = MatrixGhost(a, g)
-        cheaper = ghost_is_cheaper(a.shape[1], layer.in_features + layer.out_features, layer.weight.numel())
+        width = layer.in_features + layer.out_features
+        cheaper = ghost_is_cheaper(a.shape[1], width, layer.weight.numel(), cpu=x.device.type == "cpu")
         result["weight"] = ghost if cheaper else ghost.instantiate()
     if _trains_bias(layer):
         result["bias"] = Direct(in_full_precision(g).sum(1))
@@ -39,9 +40,9 @@ def _conv2d(layer: nn.Conv2d, grad: Tensor, count: int, x: Tensor) -> dict[str, 
     if layer.weight.requires_grad:
         ghost = ConvolutionGhost(layer, x, grad, count)
         positions = grad[0, 0].numel() * len(grad) // count
-        kernel = layer.weight[0, 0].numel()
-        cheaper = ghost_is_cheaper(positions, x.shape[1] + grad.shape[1], layer.weight.numel(), kernel)
-        result["weight"] = ghost if cheaper else ghost.formed()
+        width, sums = x.shape[1] + grad.shape[1], sum(layer.kernel_size) if layer.weight[0, 0].numel() > 1 else 1
+        cheaper = ghost_is_cheaper(positions, width, layer.weight.numel(), sums, cpu=x.device.type == "cpu")
+        result["weight"] = ghost if cheaper else ghost.instantiate()
     if _trains_bias(layer):
         result["bias"] = Direct(_by_example(in_full_precision(grad).sum((2, 3)), count))
     return result

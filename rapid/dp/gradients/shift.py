@@ -39,12 +39,15 @@ class Shift(NamedTuple):
         """The sum by slices: float (n, (K * H * W)^2) -> (n, (K * h * w)^2)."""
         (height, width), (rows, columns) = self.inputs, self.outputs
         products = products.view(-1, self.draws, height, width, self.draws, height, width)
+        # the sum over the kernel's columns, then that over its rows
+        wide = products.new_zeros(len(products), self.draws, height, columns, self.draws, height, columns)
+        for j in range(self.kernel[1]):
+            source, target = _span(j * self.dilation[1] - self.padding[1], self.stride[1], width, columns)
+            wide[:, :, :, target, :, :, target] += products[:, :, :, source, :, :, source]
         total = products.new_zeros(len(products), self.draws, rows, columns, self.draws, rows, columns)
         for i in range(self.kernel[0]):
-            from_y, to_y = _span(i * self.dilation[0] - self.padding[0], self.stride[0], height, rows)
-            for j in range(self.kernel[1]):
-                from_x, to_x = _span(j * self.dilation[1] - self.padding[1], self.stride[1], width, columns)
-                total[:, :, to_y, to_x, :, to_y, to_x] += products[:, :, from_y, from_x, :, from_y, from_x]
+            source, target = _span(i * self.dilation[0] - self.padding[0], self.stride[0], height, rows)
+            total[:, :, target, :, :, target, :] += wide[:, :, source, :, :, source, :]
         return total.flatten(1)
 
 
