@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import register_random
 from hypothesis import settings as hypothesis_settings
 from methods.tiny import TINY as METHODS
 from tests_support import TINY, export_networks
@@ -27,6 +28,24 @@ CPU = torch.device("cpu")
 # a busy machine must not fail a test of behaviour
 hypothesis_settings.register_profile("rapid", deadline=None)
 hypothesis_settings.load_profile("rapid")
+
+
+class _TorchNumbers:
+    """Torch's generator, which hypothesis sets for each example, so that one that fails fails again."""
+
+    def seed(self, value: int) -> None:
+        torch.default_generator.manual_seed(value)
+
+    def getstate(self) -> torch.Tensor:
+        return torch.default_generator.get_state()
+
+    def setstate(self, state: torch.Tensor) -> None:
+        torch.default_generator.set_state(state)
+
+
+# hypothesis keeps a weak reference
+TORCH_NUMBERS = _TorchNumbers()
+register_random(TORCH_NUMBERS)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,6 +5,8 @@ New here: the inner products of patches in a ghost are sums of those of pixels, 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 from torch.backends import mkldnn
@@ -15,6 +17,11 @@ from rapid.dp.gradients.shift import Shift
 
 BLOCK = 8
 """Channels that oneDNN takes at a time, or twice as many."""
+
+
+@cache
+def _has_fast_kernels() -> bool:
+    return mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
 
 
 class ConvolutionGhost(Gradient):
@@ -63,8 +70,8 @@ class ConvolutionGhost(Gradient):
     def instantiate(self) -> Direct:
         """See `Gradient`."""
         dtype, weight = torch.promote_types(self.inputs.dtype, torch.float32), self.layer.weight
-        # what oneDNN is for; on GPUs patches are formed fast
-        available = self.inputs.device.type == "cpu" and dtype == torch.float32 and mkldnn.is_available()
+        # what oneDNN has fast kernels for; on GPUs patches are formed fast
+        available = self.inputs.device.type == "cpu" and dtype == torch.float32 and _has_fast_kernels()
         # patches of few channels are small
         fast = weight.shape[1] >= BLOCK or len(weight) == self.layer.groups == self.inputs.shape[1]
         return Direct(self._of_groups() if available and fast else self._of_patches(dtype))
