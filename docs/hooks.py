@@ -38,6 +38,7 @@ PICTURES = {
     "benchmarks/samples/epsilon-10-first.png": "benchmarks/blood-cells/samples/epsilon-10-first.png",
     "benchmarks/samples/epsilon-10-noise.png": "benchmarks/blood-cells/samples/epsilon-10-noise.png",
     "benchmarks/samples/epsilon-10-patches.png": "benchmarks/blood-cells/samples/epsilon-10-patches.png",
+    "benchmarks/samples/epsilon-1-patches.png": "benchmarks/blood-cells/samples/epsilon-1-patches.png",
 }
 """Pictures of the site, and where they are in the project."""
 MARK = re.compile(r"^<!-- settings: ([a-z_-]+) -->$", re.MULTILINE)
