@@ -30,7 +30,7 @@ hypothesis_settings.register_profile("rapid", deadline=None)
 hypothesis_settings.load_profile("rapid")
 
 
-class _TorchNumbers:
+class _TorchGenerator:
     """Torch's generator, which hypothesis sets for each example, so that one that fails fails again."""
 
     def seed(self, value: int) -> None:
@@ -44,8 +44,8 @@ class _TorchNumbers:
 
 
 # hypothesis keeps a weak reference
-TORCH_NUMBERS = _TorchNumbers()
-register_random(TORCH_NUMBERS)
+TORCH_GENERATOR = _TorchGenerator()
+register_random(TORCH_GENERATOR)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -54,17 +54,13 @@ class ConvolutionGhost(Gradient):
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
-        layer = self.layer
         scaled = factors.scaled(in_full_precision(self.output_grads))
-        # contiguous, because oneDNN's 1x1 convolutions with strides write out of bounds for channels-last inputs
-        inputs = factors.kept(in_full_precision(self.inputs)).contiguous()
-        weight = layer.weight.detach().to(inputs.dtype)
-        only_weight = (False, True, False)
-        args = (layer.stride, self.padding, layer.dilation, False, (0, 0), layer.groups, only_weight)
+        inputs = factors.kept(in_full_precision(self.inputs))
+        weight = self.layer.weight.detach().to(inputs.dtype)
         total = torch.zeros_like(weight, dtype=torch.float64, memory_format=torch.contiguous_format)
         rows = PIECE * (len(inputs) // self.count)
         for grads, images in zip(scaled.split(rows), inputs.split(rows), strict=True):
-            total += torch.ops.aten.convolution_backward(grads, images, weight, None, *args)[1]
+            total += self._weight_gradient(grads, images, weight, self.layer.groups)
         return total
 
     def instantiate(self) -> Direct:
@@ -82,21 +78,29 @@ class ConvolutionGhost(Gradient):
         Source: Rochette, Manoel, Tramel: Efficient per-example gradient computations in convolutional neural networks
         (2019).
         """
-        layer, count, weight = self.layer, self.count, self.layer.weight
-        groups, (_, inputs, *kernel) = layer.groups, weight.shape
+        count, groups, weight = self.count, self.layer.groups, self.layer.weight
+        _, inputs, *kernel = weight.shape
         sides = len(weight) // groups, inputs
         # oneDNN's kernels are for blocks of channels, or for single ones
         padded = sides if sides == (1, 1) else tuple(-(-side // BLOCK) * BLOCK for side in sides)
         rows = []
         for part, side, whole in zip((self.output_grads, self.inputs), sides, padded, strict=True):
             own = in_full_precision(part).unflatten(0, (count, -1)).transpose(0, 1).unflatten(2, (groups, side))
-            # contiguous: see `weighted_sum`
             rows.append(F.pad(own, (0, 0, 0, 0, 0, whole - side)).flatten(1, 3).contiguous())
         like = rows[0].new_empty(count * groups * padded[0], padded[1], *kernel)
-        args = (layer.stride, self.padding, layer.dilation, False, (0, 0), count * groups, (False, True, False))
-        found: Tensor = torch.ops.aten.convolution_backward(*rows, like, None, *args)[1]
+        grads, images = rows
+        found = self._weight_gradient(grads, images, like, count * groups)
         found = found.view(count, groups, *padded, *kernel)[:, :, : sides[0], : sides[1]]
         return found.reshape(count, *weight.shape)
+
+    def _weight_gradient(self, grads: Tensor, inputs: Tensor, like: Tensor, groups: int) -> Tensor:
+        """Of a convolution with so many groups, in the shape of `like`, whose values are not read."""
+        layer, only_weight = self.layer, (False, True, False)
+        # contiguous, because oneDNN's 1x1 convolutions with strides write out of bounds for channels-last inputs
+        rows = grads, inputs.contiguous()
+        args = (layer.stride, self.padding, layer.dilation, False, (0, 0), groups, only_weight)
+        gradient: Tensor = torch.ops.aten.convolution_backward(*rows, like, None, *args)[1]
+        return gradient
 
     def _of_patches(self, dtype: torch.dtype) -> Tensor:
         """Products of output gradients and patches."""

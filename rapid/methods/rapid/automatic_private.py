@@ -174,7 +174,7 @@ def seconds_per_gradient(
     Args:
         settings: of the public bundle.
         device: where to compute.
-        least: seconds to measure.
+        least: seconds to measure, at least.
         count: examples of a measured step, or half as many, again and again, until they fit into memory; by default
             enough to keep the device busy.
     """
