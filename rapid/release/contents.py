@@ -85,6 +85,9 @@ def _listed(component: Path) -> dict[str, str | None] | None:
 
 
 def _is_own(name: str, listed: Mapping[str, Mapping[str, str | None] | None]) -> bool:
+    # hidden files are in no component's hash, so anything could be in them
+    if any(part.startswith(".") for part in name.split("/")):
+        return False
     folder, separator, inside = name.partition("/")
     if not separator:
         return name in OWN

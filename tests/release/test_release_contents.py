@@ -48,6 +48,20 @@ def test_foreign_files_are_counted_and_neither_named_nor_hashed(copy: Path) -> N
     assert differences(before, copy) == ([], 4)
 
 
+@pytest.mark.parametrize(
+    "name", ["denoiser/.private-images.npz", "knowledge_base/.smith.npy", "denoiser/.smith/.images.npz", ".smith.npz"]
+)
+def test_hidden_files_are_foreign(copy: Path, name: str) -> None:
+    """The hash of a component does not cover them."""
+    before = contents(Bundle.open(copy, "model")).hashes
+    (copy / name).parent.mkdir(exist_ok=True)
+    (copy / name).write_bytes(b"private")
+    found = contents(Bundle.open(copy, "model"))
+    assert (found.hashes, found.foreign) == (before, 1)
+    # what --verify compares
+    assert differences(before, copy) == ([], 1)
+
+
 def test_each_change_is_found(copy: Path) -> None:
     recorded = contents(Bundle.open(copy, "model")).hashes
     for name in recorded:
