@@ -158,14 +158,18 @@ def write_json(path: Path, content: Any) -> None:
         target.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def content_hash(path: Path) -> str:
-    """sha256 (hex) of a file, or of a folder's relative file names and contents in sorted order.
+def hashed_files(folder: Path) -> list[Path]:
+    """The files of a folder that its hash covers, sorted.
 
     Hidden files do not count, such as those that macOS leaves in each folder that it has shown.
     """
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
+
+
+def content_hash(path: Path) -> str:
+    """sha256 (hex) of a file, or of a folder's relative file names and contents, of `hashed_files`."""
     digest = hashlib.sha256()
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and p.name[0] != ".")
-    for file in files:
+    for file in [path] if path.is_file() else hashed_files(path):
         if path.is_dir():
             digest.update(f"{file.relative_to(path).as_posix()}\0{file.stat().st_size}\0".encode())
         with file.open("rb") as stream:

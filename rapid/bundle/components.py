@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rapid.errors import InputError
-from rapid.files import content_hash, replacing
+from rapid.files import content_hash, hashed_files, replacing
+from rapid.parsing import parse_json
 
 MANIFEST = "manifest.json"
 """If a component has this file, only the file is hashed: it holds the hashes of the other files."""
@@ -38,8 +40,12 @@ class StoredComponent:
     kind: tuple[str, str]
 
     def save(self, folder: Path) -> None:
-        """Hard-link or copy the files: bundles are never changed in place."""
-        shutil.copytree(self.path, folder, dirs_exist_ok=True, copy_function=_link_or_copy)
+        """Hard-link or copy what the component's hash covers: bundles are never changed in place.
+
+        Raises:
+            InputError: its manifest is damaged.
+        """
+        copy_component(self.path, folder, _link_or_copy)
 
 
 class Thumbnails:
@@ -91,7 +97,60 @@ def component_hash(folder: Path) -> str:
     return content_hash(manifest if manifest.is_file() else folder)
 
 
-def _link_or_copy(source: str, target: str) -> None:
+def copy_component(source: Path, target: Path, copy_file: Callable[[Path, Path], object]) -> None:
+    """Copy what a component's hash covers: not hidden files, nor others than those that its manifest names.
+
+    Args:
+        source: its folder.
+        target: a folder that is made where it is missing.
+        copy_file: copies a file (first) to a new one (second).
+
+    Raises:
+        InputError: its manifest is damaged.
+    """
+    manifest = source / MANIFEST
+    if manifest.is_file():
+        names = [MANIFEST, *listed_files(manifest)]
+    else:
+        names = [path.relative_to(source).as_posix() for path in hashed_files(source)]
+    target.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        copy_file(source / name, target / name)
+
+
+def listed_files(manifest: Path) -> dict[str, str]:
+    """Hash of each file that the manifest of a component names.
+
+    Raises:
+        InputError: the manifest is damaged, or names files outside of its folder.
+    """
+    files = read_json(manifest, "").get("files", {})
+    if not isinstance(files, dict) or any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
+        raise InputError("", "is damaged; copy the bundle again", manifest)
+    return files
+
+
+def read_json(path: Path, field: str) -> dict[str, Any]:
+    """The object in a file of a bundle.
+
+    Args:
+        path: of the file.
+        field: the argument that named the bundle, for messages.
+
+    Raises:
+        InputError: missing, damaged, or no object.
+    """
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise InputError(field, "is missing or damaged; copy the bundle again", path) from None
+    if not isinstance(content, dict):
+        raise InputError(field, "is damaged; copy the bundle again", path)
+    return content
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
     try:
         # in a cache of the Hugging Face Hub files are links, which would lead nowhere from here
         os.link(os.path.realpath(source), target)

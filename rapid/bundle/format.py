@@ -21,12 +21,21 @@ from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 import rapid
-from rapid.bundle.components import MANIFEST, Component, StoredComponent, component_hash, kind_of, save_component
+from rapid.bundle.components import (
+    MANIFEST,
+    Component,
+    StoredComponent,
+    component_hash,
+    copy_component,
+    kind_of,
+    listed_files,
+    read_json,
+    save_component,
+)
 from rapid.config.sections import ImageSettings, MethodSettings
 from rapid.data.origin import Origin
 from rapid.errors import InputError, RapidError
 from rapid.files import content_hash, replacing, write_json
-from rapid.parsing import parse_json
 
 CONFIG, INDEX, PRIVACY, CARD = "config.json", "model_index.json", "privacy.json", "README.md"
 FORMAT: Literal[2] = 2
@@ -147,7 +156,7 @@ class Bundle:
             if not (path / name).is_dir() or component_hash(path / name) != expected:
                 problem = f"{name}/ is missing or not the one that the bundle was written with; copy the bundle again"
                 raise InputError(field, problem, path)
-        privacy = _read_json(path / PRIVACY, field) if config.kind == "private" else None
+        privacy = read_json(path / PRIVACY, field) if config.kind == "private" else None
         return cls(path, config, _read_index(path / INDEX, config.components, field), privacy)
 
     @property
@@ -250,7 +259,7 @@ class Bundle:
             for file in files:
                 shutil.copyfile(self.path / file, target / file)
             for name in self.config.components:
-                _copy_component(self.path / name, target / name)
+                copy_component(self.path / name, target / name, shutil.copyfile)
 
     def stored(self, name: str) -> StoredComponent:
         """A component as stored here, for reuse in another bundle."""
@@ -325,7 +334,7 @@ def _read_config(path: Path, field: str) -> BundleConfig:
         unfinished = (path / CHECKPOINTS).is_dir()
         reason = "is not finished; rerun its command with --resume" if unfinished else f"is no bundle (no {CONFIG})"
         raise InputError(field, reason, path)
-    content = _read_json(path / CONFIG, field)
+    content = read_json(path / CONFIG, field)
     if content.get("format") != FORMAT:
         made = f"rapid {content['rapid']}" if "rapid" in content else "another version of rapid"
         problem = f"was made by {made}, whose format this version does not read; make it again with build-kb"
@@ -338,7 +347,7 @@ def _read_config(path: Path, field: str) -> BundleConfig:
 
 def _read_index(path: Path, components: Mapping[str, str], field: str) -> dict[str, tuple[str, str]]:
     """Module and name of the class of each component."""
-    content = _read_json(path, field)
+    content = read_json(path, field)
     found = {}
     for name in components:
         kind = content.get(name)
@@ -346,36 +355,3 @@ def _read_index(path: Path, components: Mapping[str, str], field: str) -> dict[s
             raise InputError(field, "is damaged; copy the bundle again", path)
         found[name] = str(kind[0]), str(kind[1])
     return found
-
-
-def listed_files(manifest: Path) -> dict[str, str]:
-    """Hash of each file that the manifest of a component names.
-
-    Raises:
-        InputError: the manifest is damaged, or names files outside of its folder.
-    """
-    files = _read_json(manifest, "").get("files", {})
-    if not isinstance(files, dict) or any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
-        raise InputError("", "is damaged; copy the bundle again", manifest)
-    return files
-
-
-def _copy_component(source: Path, target: Path) -> None:
-    """Copy what a component's hash covers."""
-    manifest = source / MANIFEST
-    if not manifest.is_file():
-        shutil.copytree(source, target, copy_function=shutil.copyfile)
-        return
-    for name in (MANIFEST, *listed_files(manifest)):
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, target / name)
-
-
-def _read_json(path: Path, field: str) -> dict[str, Any]:
-    try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise InputError(field, "is missing or damaged; copy the bundle again", path) from None
-    if not isinstance(content, dict):
-        raise InputError(field, "is damaged; copy the bundle again", path)
-    return content

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rapid.bundle import Bundle
-from rapid.bundle.components import MANIFEST
-from rapid.bundle.format import CARD, CONFIG, INDEX, PRIVACY, listed_files
+from rapid.bundle.components import MANIFEST, listed_files
+from rapid.bundle.format import CARD, CONFIG, INDEX, PRIVACY
 from rapid.files import content_hash
 
 STATE = "checkpoints"
