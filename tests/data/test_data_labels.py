@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests_sets import some, write_lines
 
 from rapid.data import load_images
-from rapid.data.readers.labels import from_numbers, from_values, people_of
+from rapid.data.readers.labels import MISSING, from_numbers, from_values, people_of
 from rapid.data.readers.source import Source
 from rapid.errors import InputError
 
@@ -75,6 +75,47 @@ def test_a_label_means_the_same_whatever_other_images_there_are(classes: list[st
 )
 def test_what_labels_mean(classes: tuple[str, ...] | None, values: list[Any], names: list[str] | None) -> None:
     assert meant(values, classes) == names
+
+
+NUMBERS = [str(number) for number in range(11)]
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("missing", [*sorted(MISSING), " NA ", "", "  ", None])
+def test_a_missing_label_is_no_class(missing: str | None, typed: bool) -> None:
+    """Else it would decide that 0 to 10 are names, which are numbered as text is sorted."""
+    for others in (NUMBERS, ["cat", "dog"]):
+        with pytest.raises(InputError) as told:
+            from_values([*others, missing, "NA"], None, Source(Path("set.csv"), "public"), typed=typed)
+        with pytest.raises(InputError) as kept:
+            from_values([*others, missing], None, Source(Path("set.csv"), "private", show_paths=False), typed=typed)
+        text = (missing or "").strip()
+        row = f"row {len(others) + 1}" + (f": '{text}'" if text else "")
+        assert str(told.value).startswith(f"public set.csv: some images have no label ({row}); label all of them")
+        assert str(kept.value).startswith("private set.csv: some images have no label")
+        assert "\n" not in str(told.value)
+        assert ("declare" in str(told.value)) == ("declare" in str(kept.value)) == bool(text)
+        assert "row" not in str(kept.value)
+
+
+@pytest.mark.parametrize("signed", ["-1", "+1", "-1.0", "-0", " -1"])
+@pytest.mark.parametrize("others", [NUMBERS, ["cat", "dog"], []])
+def test_a_number_with_a_sign_is_no_class(others: list[str], signed: str) -> None:
+    with pytest.raises(InputError, match=r"^public set\.csv: 'dx' must be at least 0, without a sign; "):
+        from_values([*others, signed], None, Source(Path("set.csv"), "public"), called="dx")
+
+
+@pytest.mark.parametrize("name", ["NA", "None", "-1", "+1"])
+def test_such_a_name_can_be_declared(name: str) -> None:
+    classes = ("a", name, "b")
+    assert meant(["b", name, "a"], classes) == ["b", name, "a"]
+    found = from_values(["b", name], classes, Source(Path("set.csv"), "public"))
+    assert found.numbers.tolist() == [2, 1]
+
+
+def test_text_of_a_format_with_types_is_a_name() -> None:
+    found = from_values(["-1", "1"], None, Source(Path("set.jsonl"), "public"), typed=True)
+    assert (found.names, found.numbers.tolist()) == (("-1", "1"), [0, 1])
 
 
 def test_an_npz_and_a_table_agree_on_classes_that_are_numbers(tmp_path: Path) -> None:

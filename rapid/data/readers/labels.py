@@ -15,9 +15,13 @@ from rapid.errors import InputError
 
 MOST = 65_536
 """Largest number of classes that labels without names may have."""
-NO_LABEL = "some images have no label; label all of them, or read none of the labels by --label-column none"
+NO_LABEL = "some images have no label"
+WRITTEN = "text such as NA, nan, NULL or None"
+LABEL_ALL = "label all of them, or read none of the labels by --label-column none"
 WHOLE = re.compile(r"[0-9]+(?:\.0+)?")
 """A whole number in text; spreadsheets and pandas write 1.0 where a column had gaps."""
+SIGNED = re.compile(rf"[+-]{WHOLE.pattern}")
+UNSIGNED = "must be at least 0, without a sign; number the classes from 0, or declare their names by --classes"
 UNNUMBERED = "has numbers that are no names of --classes, which are numbers themselves"
 RENUMBER = "write the names as labels, or declare all of them"
 SPELT = "labels write a number in several ways, such as 1 and 01; write each in one way, or declare the classes"
@@ -83,10 +87,11 @@ def from_values(
     """Labels that are numbers or names, as a column has them.
 
     In a format without types, text is a whole number ("7", "7.0") if all of it is, but a class that is called so comes
-    first.
+    first. There, and where no classes are declared, a number with a sign ("-1") is neither a number nor a name.
 
     Args:
-        values: N of them, N >= 1; None and empty text are missing labels.
+        values: N of them, N >= 1; None and empty text are missing labels, and so is text of `MISSING` where no classes
+            are declared.
         names: class names of the set that numbers belong to, such as those of a ClassLabel; None: there are none.
         source: the declared classes.
         called: the column, for messages.
@@ -95,9 +100,9 @@ def from_values(
     Raises:
         InputError: a missing label, one of another kind, or one that is not declared.
     """
+    classes = source.classes if source.classes is not None else names
+    _check_all_labelled(values, source, declared=classes is not None)
     kinds = {type(value) for value in values}
-    if type(None) in kinds or (str in kinds and not all(value.strip() for value in values if isinstance(value, str))):
-        raise source.error(NO_LABEL)
     if kinds <= {int}:
         return from_numbers(_whole(values, source), names, source, "a name of its classes", called=called)
     if kinds != {str}:
@@ -108,10 +113,24 @@ def from_values(
         places = _places_of(known, names if names is not None else source.classes, source, called)
         numbers = np.array([places[name] for name in found], np.int64)
         return _labels(numbers, names, source, "a name of its classes", called)
-    classes = source.classes if source.classes is not None else names
+    if classes is None and not typed and any(SIGNED.fullmatch(name) for name in known):
+        # as names they would make names of all numbers beside them
+        raise source.error(f"'{called}' {UNSIGNED}")
     own = classes if classes is not None else tuple(known)
     place = dict(zip(known, numbers_of(known, own, "a label", source).tolist(), strict=True))
     return Labels(np.array([place[name] for name in found], np.int64), own, declared=classes is not None)
+
+
+def _check_all_labelled(values: Sequence[Any], source: Source, *, declared: bool) -> None:
+    """Raise if a label is missing; rows are counted from 1. See `from_values`."""
+    others = frozenset(("",)) if declared else MISSING | {""}
+    for number, value in enumerate(values, 1):
+        text = value.strip() if isinstance(value, str) else ""
+        if value is None or (isinstance(value, str) and text in others):
+            if not text:
+                raise source.error(f"{NO_LABEL}; {LABEL_ALL}", f"{NO_LABEL} (row {number}); {LABEL_ALL}")
+            fix = f"{LABEL_ALL}; if it is the name of a class, declare it by --classes"
+            raise source.error(f"{NO_LABEL}, but {WRITTEN}; {fix}", f"{NO_LABEL} (row {number}: '{text}'); {fix}")
 
 
 def _places(numbers: NDArray[np.int64], classes: Sequence[str], source: Source, called: str) -> NDArray[np.int64]:
