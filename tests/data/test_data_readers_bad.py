@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
 import io
+import lzma
 import shutil
 import sys
 import tarfile
@@ -141,6 +144,32 @@ def test_damaged_files_say_nothing_of_their_content(tmp_path: Path) -> None:
             with pytest.raises(InputError, match=r"is damaged|readable image|exactly one image") as caught:
                 load_images(path, "private", show_paths=False, label_column="none")
             assert "smith" not in str(caught.value)
+
+
+COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
+    # level 0 keeps the bytes as they are
+    "gz": lambda content: gzip.compress(content, 0),
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+}
+
+
+@pytest.mark.parametrize("suffix", COMPRESSED)
+def test_a_compressed_tar_is_compared_with_its_checksums(tmp_path: Path, suffix: str) -> None:
+    """They lie behind the last image, and may be all that tells of another byte."""
+    made = some()
+    plain = as_tar(made, tmp_path / "plain").read_bytes()
+    good, path = COMPRESSED[suffix](plain), tmp_path / f"set.tar.{suffix}"
+    path.write_bytes(good)
+    np.testing.assert_array_equal(load_images(path, "private").images, made.images)
+    spoilt = [good[:-cut] for cut in range(1, 13)]
+    spoilt += [good[:-place] + bytes([good[-place] ^ 1]) + good[len(good) - place + 1 :] for place in (3, 4, 7)]
+    if suffix == "gz":
+        spoilt.append(good.replace(b"a caption", b"b caption", 1))
+    for content in spoilt:
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"^private .*: is damaged, ends early, or is not a tar$"):
+            load_images(path, "private")
 
 
 def test_libraries_describe_nothing_of_a_private_image(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -6,10 +6,15 @@ come from the same places. Tars are read once, from beginning to end, also compr
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
+import re
 import tarfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self, cast
 
 from rapid.data.readers.columns import LABELS, check_people, label_column, people_column
 from rapid.data.readers.decode import Encoded, decode
@@ -27,6 +32,16 @@ FOLDERS = (
     "has samples in several folders and no labels (.cls, .json); unpack it if the folders are the classes, or add "
     "--label-column none"
 )
+COMPRESSED: tuple[tuple[re.Pattern[bytes], Callable[[Path], object]], ...] = (
+    (re.compile(rb"\x1f\x8b\x08"), gzip.open),
+    (re.compile(rb"BZh.1AY&SY", re.DOTALL), bz2.open),
+    (re.compile(rb"\xfd7zXZ\0|\x5d\0\0\x80"), lzma.open),
+)
+"""How compressed files begin, whatever their name, and what opens them."""
+BEGINNING = 10
+"""Bytes that tell."""
+BLOCK = 1 << 20
+"""Bytes that are read at a time behind the end of a tar."""
 Fields = dict[str, Any]
 """What a sample says besides its image, by suffix or by key of its JSON."""
 
@@ -136,7 +151,7 @@ def _text(content: bytes) -> str | bytes:
 def _members(path: Path, source: Source) -> Iterator[tuple[str, bytes]]:
     """Name and content of each file, without hidden ones."""
     try:
-        with tarfile.open(path, "r|*", tarinfo=_Header) as archive:
+        with _opened(path) as content, tarfile.open(fileobj=content, mode="r|", tarinfo=_Header) as archive:
             for member in archive:
                 # a tar remembers all its members, a kilobyte each
                 archive.members.clear()  # type: ignore[attr-defined]
@@ -148,8 +163,19 @@ def _members(path: Path, source: Source) -> Iterator[tuple[str, bytes]]:
                     stream = archive.extractfile(member)
                     assert stream is not None
                     yield member.name, stream.read()
-    except (tarfile.TarError, OSError, EOFError, ValueError):
+            # the checksum of what was compressed comes last
+            while content.read(BLOCK):
+                pass
+    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError):
         raise source.error(f"a file {DAMAGED}", DAMAGED, path) from None
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The tar as a stream. `tarfile` would decompress it, too, but without a look at gzip's checksum."""
+    with path.open("rb") as stream:
+        beginning = stream.read(BEGINNING)
+    opened = next((opener for pattern, opener in COMPRESSED if pattern.match(beginning)), None)
+    return path.open("rb") if opened is None else cast(BinaryIO, opened(path))
 
 
 def _json(content: bytes, name: str, source: Source, path: Path) -> Fields:
