@@ -35,8 +35,17 @@ def numbered(names: Iterable[str]) -> NDArray[np.int64]:
 
     The numbers are those of the sorted names. They stay in the process, like the names.
     """
-    same = np.array([unicodedata.normalize("NFC", name) for name in names], dtype=np.str_)
-    return np.unique(same, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    # an array of the names would hold each in as much memory as the longest takes
+    seen: dict[str, int] = {}
+    found = np.fromiter((seen.setdefault(_normal(name), len(seen)) for name in names), np.int64)
+    number = np.empty(len(seen), np.int64)
+    number[[seen[name] for name in sorted(seen)]] = np.arange(len(seen))
+    return number[found]
+
+
+def _normal(name: str) -> str:
+    """A name as it is compared. NULs at its end, which pad names in files and in arrays of NumPy, do not count."""
+    return unicodedata.normalize("NFC", name).rstrip("\0")
 
 
 def people_digests(images: NDArray[np.uint8], units: NDArray[np.int64]) -> list[bytes]:
