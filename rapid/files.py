@@ -23,6 +23,8 @@ SHOWN = 40
 """Characters of a file's name in that of its temporary folder."""
 SYNCED = 16
 """Files of a folder that are written to the disk at a time."""
+QUEUED = 1024
+"""Files that wait for it at a time: each takes two kilobytes of memory."""
 NO_ROOM = {
     errno.ENOSPC: "free space there",
     errno.EDQUOT: "free space there",
@@ -205,12 +207,25 @@ def _sync(path: Path) -> None:
         _sync_entry(path)
         return
     # file systems write what is asked for at once in one go
+    found = _entries(path)
     with ThreadPoolExecutor(SYNCED) as pool:
-        for _ in pool.map(_sync_entry, [path, *(p for p in path.rglob("*") if p.is_file() or p.is_dir())]):
-            pass
+        while some := list(itertools.islice(found, QUEUED)):
+            for _ in pool.map(_sync_entry, some):
+                pass
 
 
-def _sync_entry(path: Path) -> None:
+def _entries(folder: str | Path) -> Iterator[str | Path]:
+    """A folder and all files and folders in it, of which few are in memory. Links to folders are not followed."""
+    yield folder
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _entries(entry.path)
+            elif entry.is_file() or entry.is_dir():
+                yield entry.path
+
+
+def _sync_entry(path: str | Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

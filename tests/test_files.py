@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -69,3 +70,27 @@ def test_an_error_of_the_disk_is_told_whichever_file_it_hits(tmp_path: Path, mon
                 (new / "inner" / str(number)).write_text("x")
     assert len(content(tmp_path / "out")) == 30
     assert {Path(name).name for name in written} >= {"out", "inner", *map(str, range(30))}
+
+
+def test_a_large_folder_is_written_to_the_disk_in_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: set[int] = set()
+    monkeypatch.setattr(os, "fsync", lambda handle: written.add(os.fstat(handle).st_ino))
+    with replacing(tmp_path / "out") as new:
+        (new / "a" / "b").mkdir(parents=True)
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "elsewhere" / "file").write_text("x")
+        (new / "link").symlink_to(tmp_path / "elsewhere")
+        (new / "nothing").symlink_to(tmp_path / "missing")
+        for number in range(5000):
+            (new / "a" / "b"[: number % 2] / str(number)).touch()
+        expected = {path.stat().st_ino for path in (new, *new.rglob("*")) if path.exists()}
+        tracemalloc.start()
+    try:
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert written >= expected
+    assert (tmp_path / "elsewhere" / "file").stat().st_ino not in written
+    assert peak < 5e6
