@@ -154,9 +154,9 @@ def _create(target: Path, path: Path, field: str) -> None:
         _sync_entry(path.parent)
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write `content` as indented JSON with a final newline, atomically."""
-    with replacing(path) as target:
+def write_json(path: Path, content: Any, *, new: str = "") -> None:
+    """Write `content` as indented JSON with a final newline, atomically; see `replacing`."""
+    with replacing(path, new=new) as target:
         target.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -143,6 +143,9 @@ class Bench(Commands):
             model = self.private(row)
             arguments = ["generate", "--model", model, "--count", self.count, "--seed", seed, "--out", target]
             arguments += ["--set", "generation.attempts=1"] if drawn else ["--report", self._made(row, seed)]
+            if not drawn and not target.exists():
+                # of images that were removed to be made again
+                self._made(row, seed).unlink(missing_ok=True)
             self.rapid(f"{row.name}-{'draw' if drawn else 'generate'}{seed}", target, *arguments)
             return target
         drawn = self.out / f"{row.name}-public{seed}.npz"

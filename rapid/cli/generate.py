@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,7 +54,7 @@ def generate(options: argparse.Namespace) -> None:
     calls = f"{samples.calls:.4g} network {'call' if samples.calls == 1 else 'calls'} an image"
     print(f"{options.out}: {count:,} images, seed {samples.seed}, {calls}{words}")
     if options.report is not None:
-        write_json(options.report, _report(generator, samples))
+        write_json(options.report, _report(generator, samples), new="report")
 
 
 def _prepared(options: argparse.Namespace) -> tuple[Generator, int, list[int] | None]:
@@ -66,6 +67,8 @@ def _prepared(options: argparse.Namespace) -> tuple[Generator, int, list[int] | 
         if options.report.suffix != ".json" or options.report.is_dir():
             raise InputError("report", "give a name that ends in .json", options.report)
         check_folder(options.report.parent, "report", options.report)
+        if os.path.lexists(options.report):
+            raise InputError("report", "exists already; choose another name, or remove it first", options.report)
     if options.class_counts is None and options.count is None:
         raise InputError("count", "say how many images, or give --class-counts")
     if options.class_counts is not None and options.labels is not None:

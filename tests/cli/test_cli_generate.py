@@ -117,18 +117,9 @@ def test_soft_labels_that_cannot_be_written(
 def test_the_report_tells_how_the_images_were_made(
     private_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "generate",
-        "--model",
-        str(private_bundle),
-        "--seed",
-        "4",
-        "--count",
-        "20",
-        "--report",
-        str(tmp_path / "r.json"),
-    ]
-    assert main([*words, "--out", str(tmp_path / "a.npz"), "--set", "generation.attempts=3"]) == 0
+    words = ["generate", "--model", str(private_bundle), "--seed", "4", "--count", "20", "--report"]
+    report = str(tmp_path / "r.json")
+    assert main([*words, report, "--out", str(tmp_path / "a.npz"), "--set", "generation.attempts=3"]) == 0
     found = json.loads((tmp_path / "r.json").read_text())
     shares = [one["accepted"] / one["candidates"] for one in found["acceptance_by_class"].values()]
     assert found["acceptance"] == pytest.approx(sum(shares) / len(shares))
@@ -138,11 +129,24 @@ def test_the_report_tells_how_the_images_were_made(
     assert f"{found['candidates']:,} candidates, {found['acceptance']:.1%} accepted" in capfd.readouterr().out
     assert found["model"]["name"] == private_bundle.name
     # without the probe each candidate is an image
-    assert main([*words, "--out", str(tmp_path / "b.npz"), "--set", "generation.attempts=1"]) == 0
-    found = json.loads((tmp_path / "r.json").read_text())
+    report = str(tmp_path / "drawn.json")
+    assert main([*words, report, "--out", str(tmp_path / "b.npz"), "--set", "generation.attempts=1"]) == 0
+    found = json.loads((tmp_path / "drawn.json").read_text())
     assert (found["candidates"], found["acceptance"], found["acceptance_by_class"]) == (20, None, {})
-    assert main([*words[:-1], str(tmp_path / "r.txt"), "--out", str(tmp_path / "c.npz")]) == 2
+    assert main([*words, str(tmp_path / "r.txt"), "--out", str(tmp_path / "c.npz")]) == 2
     assert "--report" in capfd.readouterr().err
+
+
+def test_a_report_replaces_nothing(private_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    report, link = tmp_path / "r.json", tmp_path / "link.json"
+    report.write_text("earlier")
+    link.symlink_to(tmp_path / "none.json")
+    for path in (report, link):
+        assert generate(private_bundle, tmp_path / "a.npz", "--count", "2", "--report", str(path)) == 2
+        told = f"rapid: --report {path}: exists already; choose another name, or remove it first\n"
+        assert capfd.readouterr().err.endswith(told)
+    assert report.read_text() == "earlier"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "r.json"]
 
 
 @pytest.mark.parametrize(
