@@ -73,8 +73,7 @@ def read_metadata(source: Source) -> Records:
             image of its folder.
     """
     try:
-        tables = [_read(path, source) for path in ([source.path] if source.path.is_file() else _tables(source.path))]
-        columns = tuple(name for name in tables[0].columns if all(name in table.columns for table in tables))
+        tables, columns = _read_all(source)
         if _labelled_by_folders(columns, source):
             return read_folder(source)
         names = file_column(columns, source)
@@ -105,6 +104,31 @@ def read_metadata(source: Source) -> Records:
         read = f"read from {', '.join(str(table.path.relative_to(source.path)) for table in tables)}"
         found = found._replace(notes=(*found.notes, read))
     return found._replace(labels=labels, units=units, soft_labels=chances)
+
+
+def table_names(source: Source) -> list[str] | None:
+    """The names of the images as the tables write them, in the order of `read_metadata`; None if it reads folders.
+
+    Names of a table in a sub-folder, such as a split, begin with that.
+
+    Args:
+        source: a set that `read_metadata` has read.
+    """
+    tables, columns = _read_all(source)
+    if _labelled_by_folders(columns, source):
+        return None
+    column, names = file_column(columns, source), []
+    for table in tables:
+        inner = "" if source.path.is_file() else table.path.parent.relative_to(source.path).as_posix()
+        start = "" if inner in ("", ".") else f"{inner}/"
+        names += [f"{start}{row.get(column)}" for row in table.rows]
+    return names
+
+
+def _read_all(source: Source) -> tuple[list[_Table], tuple[str, ...]]:
+    """The tables of a set, and the columns that all of them have."""
+    tables = [_read(path, source) for path in ([source.path] if source.path.is_file() else _tables(source.path))]
+    return tables, tuple(name for name in tables[0].columns if all(name in table.columns for table in tables))
 
 
 def _labelled_by_folders(columns: Sequence[str], source: Source) -> bool:
