@@ -49,10 +49,8 @@ def generate(options: argparse.Namespace) -> None:
         provenance(generator.bundle),
         samples.soft_labels,
     )
-    share = samples.tally.share
-    words = "" if share is None else f"; {samples.candidates:,} candidates, {share:.1%} accepted for their class"
     calls = f"{samples.calls:.4g} network {'call' if samples.calls == 1 else 'calls'} an image"
-    print(f"{options.out}: {count:,} images, seed {samples.seed}, {calls}{words}")
+    print(f"{options.out}: {count:,} images, seed {samples.seed}, {calls}{_acceptance(samples)}")
     if options.report is not None:
         write_json(options.report, _report(generator, samples), new="report")
 
@@ -94,6 +92,15 @@ def _has_soft_labels(options: argparse.Namespace) -> bool:
     return bool(options.soft_labels or options.for_training)
 
 
+def _acceptance(samples: Samples) -> str:
+    """What is told of the candidates; nothing without a probe. Some are made before the last place is filled."""
+    tally = samples.tally
+    if tally.share is None:
+        return ""
+    made, offered = f"{samples.candidates:,} candidates made", f"{tally.offered.total():,} offered to open places"
+    return f"; {made}, {offered}, {tally.share:.1%} of these accepted for their class"
+
+
 def _report(generator: Generator, samples: Samples) -> dict[str, Any]:
     """How the images were made. All of it follows from the model and the seed: no private image is looked at."""
     tally = samples.tally
@@ -104,6 +111,7 @@ def _report(generator: Generator, samples: Samples) -> dict[str, Any]:
         "seed": samples.seed,
         "calls_per_candidate": generator.calls(),
         "candidates": samples.candidates,
+        "offered": tally.offered.total(),
         "calls_per_image": samples.calls,
         "acceptance": tally.share,
         "acceptance_by_class": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,17 +125,41 @@ def test_the_report_tells_how_the_images_were_made(
     shares = [one["accepted"] / one["candidates"] for one in found["acceptance_by_class"].values()]
     assert found["acceptance"] == pytest.approx(sum(shares) / len(shares))
     offered = sum(one["candidates"] for one in found["acceptance_by_class"].values())
-    assert 20 <= offered <= found["candidates"]
+    assert 20 <= offered == found["offered"] <= found["candidates"]
     assert found["calls_per_image"] == found["calls_per_candidate"] * found["candidates"] / 20
-    assert f"{found['candidates']:,} candidates, {found['acceptance']:.1%} accepted" in capfd.readouterr().out
+    assert f"; {told(found)}\n" in capfd.readouterr().out
     assert found["model"]["name"] == private_bundle.name
     # without the probe each candidate is an image
     report = str(tmp_path / "drawn.json")
     assert main([*words, report, "--out", str(tmp_path / "b.npz"), "--set", "generation.attempts=1"]) == 0
     found = json.loads((tmp_path / "drawn.json").read_text())
-    assert (found["candidates"], found["acceptance"], found["acceptance_by_class"]) == (20, None, {})
+    assert (found["candidates"], found["offered"]) == (20, 0)
+    assert (found["acceptance"], found["acceptance_by_class"]) == (None, {})
     assert main([*words, str(tmp_path / "r.txt"), "--out", str(tmp_path / "c.npz")]) == 2
     assert "--report" in capfd.readouterr().err
+
+
+def told(report: dict[str, Any]) -> str:
+    """What the last line says of the candidates of a report."""
+    share = f"{report['acceptance']:.1%} of these accepted for their class"
+    return f"{report['candidates']:,} candidates made, {report['offered']:,} offered to open places, {share}"
+
+
+def test_a_share_is_told_of_the_candidates_that_it_counts(
+    private_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Some are made for nothing: the last place was filled before they were offered."""
+    words = ["generate", "--model", str(private_bundle), "--seed", "4", "--set", "generation.attempts=8"]
+    in_vain = 0
+    # the probe of the bundle is small, and does not find every class
+    for label in range(10):
+        report, out = tmp_path / f"{label}.json", tmp_path / f"{label}.npz"
+        assert main([*words, "--class-counts", f"{label}=1", "--out", str(out), "--report", str(report)]) == 0
+        found = json.loads(report.read_text())
+        assert 1 <= found["offered"] <= found["candidates"]
+        assert told(found) in capfd.readouterr().out
+        in_vain += found["candidates"] - found["offered"]
+    assert in_vain > 0
 
 
 def test_a_report_replaces_nothing(private_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
