@@ -59,7 +59,10 @@ def create_app(served: Mapping[str, Generator | Classifier], settings: ServerSet
         settings: limits, tokens, origins and batch size.
     """
     metrics = Metrics()
-    models = ModelRegistry(served, settings.max_steps)
+    limits = schemas.Limits(
+        max_count=settings.max_count, max_steps=settings.max_steps, image_bytes=settings.image_bytes
+    )
+    models = ModelRegistry(served, limits)
     classifiers = {name: one for name, one in served.items() if isinstance(one, Classifier)}
     generators = {name: one for name, one in served.items() if not isinstance(one, Classifier)}
     engine = Engine(
@@ -91,7 +94,6 @@ def create_app(served: Mapping[str, Generator | Classifier], settings: ServerSet
         redirect_slashes=False,
     )
     app.state.engine, app.state.predictor = engine, predictor
-    limits = schemas.Limits(max_count=settings.max_count, max_steps=settings.max_steps)
     app.include_router(generation_router(models, engine, encoder, limits))
     app.include_router(prediction_router(models, predictor, limits))
     app.include_router(openai_router(models, engine, encoder, limits))

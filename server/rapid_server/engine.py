@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MOST_RECORDS, MOST_OWN_RECORDS = 512, 128
 """Images of records that may wait, of all clients and of one."""
+LATER = "ask for fewer, or later"
 _LOG = logging.getLogger(__name__)
 
 
@@ -146,8 +147,18 @@ class Engine:
         steps: int | None = None,
         *,
         client: str = "",
+        weight: int = 1,
     ) -> Job:
-        """Queue a request; call it from a coroutine. For the arguments see `rapid.sampling.generate.make_request`.
+        """Queue a request; call it from a coroutine.
+
+        Args:
+            model: its name.
+            count: for this and the following ones see `rapid.sampling.generate.make_request`.
+            labels: see there.
+            seed: see there.
+            steps: see there.
+            client: who sends it.
+            weight: as how many images each counts.
 
         Raises:
             InputError: an argument is out of range.
@@ -155,7 +166,7 @@ class Engine:
             EngineStoppedError: the engine accepts no more requests.
         """
         request = self._workers[model].make_request(count, labels, seed, steps)
-        job = Job(request, model, client, self.wake, asyncio.get_running_loop())
+        job = Job(request, model, client, self.wake, asyncio.get_running_loop(), weight)
         with self._changed:
             if self._draining or self._stopping:
                 raise EngineStoppedError
@@ -163,12 +174,13 @@ class Engine:
             held = [(job.client, job.held) for job in self._open]
             own = sum(images for owner, images in held if owner == client)
             total = sum(images for _, images in held)
-            if own + count > self._max_client:
-                problem = f"{own} of your images are waiting, of at most {self._max_client}: ask for fewer, or later"
-                raise ClientFullError(problem, self._seconds_for(own + count - self._max_client))
-            if total + count > self._max_queued:
-                problem = f"{total} images are waiting, of at most {self._max_queued}: ask for fewer, or later"
-                raise EngineFullError(problem, self._seconds_for(total + count - self._max_queued))
+            each = f" (each of {model} counts as {weight})" if weight > 1 else ""
+            if (over := own + weight * count - self._max_client) > 0:
+                problem = f"{own} of your images are waiting, of at most {self._max_client}{each}: {LATER}"
+                raise ClientFullError(problem, self._seconds_for(over / weight))
+            if (over := total + weight * count - self._max_queued) > 0:
+                problem = f"{total} images are waiting, of at most {self._max_queued}{each}: {LATER}"
+                raise EngineFullError(problem, self._seconds_for(over / weight))
             self._jobs[model].append(job)
             self._open.add(job)
             self._arrived = True
@@ -229,7 +241,7 @@ class Engine:
         """Wait until the thread has ended."""
         self._thread.join()
 
-    def _seconds_for(self, images: int) -> int:
+    def _seconds_for(self, images: float) -> int:
         """Estimated whole seconds to make so many images, 1..3600; 10 before the first step."""
         estimate = images * self._recent_seconds / self._recent_images if self._recent_images else 10
         return math.ceil(min(3600, max(1, estimate)))

@@ -85,7 +85,9 @@ def generation_router(models: ModelRegistry, engine: Engine, encoder: Encoder, l
         if body.soft_labels:
             _check_soft_labels(model, media_type)
         labels = None if body.labels is None else model.resolve(body.labels)
-        job = engine.submit(model.name, body.count, labels, body.seed, body.steps, client=client_of(request))
+        model.check_count(body.count, "count")
+        client = client_of(request)
+        job = engine.submit(model.name, body.count, labels, body.seed, body.steps, client=client, weight=model.weight)
         attach(request, job, body.count)
         reply = responses.Reply(encoder, model, job, body.soft_labels)
         if media_type in COLLECTED:

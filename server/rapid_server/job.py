@@ -26,6 +26,7 @@ class Job:
         client: who sent it.
         wake: makes the engine look at its jobs again.
         loop: the event loop in which somebody waits for the images.
+        weight: as how many images each counts.
         sent: number of images that were sent; they need no memory any more.
         cancelled: whether `cancel` was called.
     """
@@ -35,14 +36,15 @@ class Job:
     client: str
     wake: Callable[[], None]
     loop: asyncio.AbstractEventLoop
+    weight: int = 1
     _results: asyncio.Queue[Result] = field(default_factory=asyncio.Queue)
     cancelled: bool = False
     sent: int = 0
 
     @property
     def held(self) -> int:
-        """Images that are queued, being made, or made and not yet sent."""
-        return 0 if self.cancelled else self.request.count - self.sent
+        """As how many images count those that are queued, being made, or made and not yet sent."""
+        return 0 if self.cancelled else self.weight * (self.request.count - self.sent)
 
     async def __aiter__(self) -> AsyncIterator[list[ImageDone]]:
         """Images in the order in which they are finished; raises the exception that ended the job early."""

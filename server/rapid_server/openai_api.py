@@ -68,13 +68,14 @@ def _add_images(
         if body.size not in (None, "auto", model.size):
             raise InputError("size", f"the images of {model.name} are {model.size}; ask for that, or for auto")
         count = body.n or 1
+        model.check_count(count, "n")
         labels = None
         if body.prompt.strip() not in ANY_CLASS:
             try:
                 labels = model.resolve([body.prompt.strip()]) * count
             except InputError as error:
                 raise InputError("prompt", error.problem, error.value) from None
-        job = engine.submit(model.name, count, labels, body.seed, client=client_of(request))
+        job = engine.submit(model.name, count, labels, body.seed, client=client_of(request), weight=model.weight)
         attach(request, job, count)
         images = await collect(request, job)
         contents = await responses.base64_pngs(encoder, model, images)

@@ -46,10 +46,17 @@ def _no_number(value: object) -> object:
 
 
 class Limits(BaseModel):
-    """Limits of one request."""
+    """Limits of one request.
+
+    Attributes:
+        max_count: most images.
+        max_steps: most sampling steps.
+        image_bytes: bytes of pixels that count as one image; a larger image counts as several.
+    """
 
     max_count: int
     max_steps: int
+    image_bytes: int
 
 
 class GenerateRequest(BaseModel):
@@ -227,6 +234,7 @@ class ModelInfo(BaseModel):
     classes: list[str] = Field(description="in the order of their numbers; empty if the model has no classes")
     image_shape: list[int] = Field(description="height, width, and 3 for colour")
     task: Literal["generation", "classification"] = Field(description="what the model does")
+    max_count: int = Field(description="most images in one request")
     steps: int = Field(description="sampling steps of a request that names none; 0 for a classifier")
     max_steps: int = Field(description="most steps in one request; 0 for a classifier")
     privacy: dict[str, Any] | None = Field(description="epsilon, delta, ...; null for a model of public images alone")
@@ -238,7 +246,7 @@ class ModelInfo(BaseModel):
 class Info(ModelInfo):
     """The response of `GET /info`: the default model, which is the first, and all models."""
 
-    max_count: int = Field(description="most images in one request")
+    max_count: int = Field(description="most images in one request, of any model; one of larger images may have less")
     max_steps: int = Field(description="most steps in one request, of any model; a model may have less")
     models: list[ModelInfo]
 

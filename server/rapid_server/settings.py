@@ -32,7 +32,9 @@ from rapid.parsing import parse_yaml, problem_of
 from rapid_server.setting_types import check_host, check_origin, is_loopback, split_list, split_model, split_token
 
 PREFIX = "RAPID_SERVE_"
-UNFLAGGED = ("tokens", "max_steps", "max_body_bytes", "max_bodies_bytes", "max_connections", "grace_seconds")
+UNFLAGGED = (
+    "tokens", "max_steps", "image_bytes", "max_body_bytes", "max_bodies_bytes", "max_connections", "grace_seconds",
+)  # fmt: skip
 """Settings without a flag: for the environment and the settings file only."""
 SINGULAR = {"cors_origins": "cors_origin", "allowed_hosts": "allowed_host"}
 """Flags of lists that are given once for each entry."""
@@ -96,6 +98,10 @@ class ServerSettings(BaseSettings):
     max_steps: int = Field(200, ge=1, description="most sampling steps in one request")
     max_queued: int = Field(50_000, ge=1, description="most images that are queued or being made; beyond: 503")
     max_client: int = Field(20_000, ge=1, description="most of these of one client; beyond: 429")
+    image_bytes: int = Field(
+        64 * 64 * 3, ge=1, description="bytes of pixels that count as one image in max_count, max_queued and "
+        "max_client; a larger image counts as several"
+    )  # fmt: skip
     max_body_bytes: int = Field(1 << 20, ge=1, description="most bytes of a request's body; beyond: 413")
     max_bodies_bytes: int = Field(
         1 << 28, ge=1, description="most bytes of all bodies until their responses have left; beyond: 503, or 429 "

@@ -45,7 +45,8 @@ def test_a_wrong_field_is_told_beside_the_form(visit: Visit, url: str) -> None:
 
 def test_what_the_server_refuses_is_told_in_its_words(visit: Visit, application: Any, serving: Any) -> None:
     def more(route: Route) -> None:
-        route.fulfill(json=route.fetch().json() | {"max_count": 9999})
+        info = route.fetch().json()
+        route.fulfill(json=info | {"models": [model | {"max_count": 9999} for model in info["models"]]})
 
     app = application(max_count=300, max_client=300, batch=1)
     with (

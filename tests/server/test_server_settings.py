@@ -34,6 +34,7 @@ VALUES: dict[str, list[tuple[Any, Any]]] = {
     "max_steps": [(1, 1), ("2", 2), (3, 3)],
     "max_queued": [(10001, 10001), ("10002", 10002), (10003, 10003)],
     "max_client": [(10001, 10001), ("10002", 10002), (10003, 10003)],
+    "image_bytes": [(1, 1), ("2", 2), (3, 3)],
     "max_body_bytes": [(1, 1), ("2", 2), (3, 3)],
     "max_bodies_bytes": [(2**21, 2**21), (str(2**22), 2**22), (2**23, 2**23)],
     "max_connections": [(1, 1), ("2", 2), (3, 3)],
@@ -45,7 +46,7 @@ VALUES: dict[str, list[tuple[Any, Any]]] = {
 DEFAULTS = {
     "host": "127.0.0.1", "port": 8000, "device": "auto", "tokens": (), "open": False, "cors_origins": (),
     "allowed_hosts": (),
-    "max_count": 10_000,
+    "max_count": 10_000, "image_bytes": 12_288,
     "max_steps": 200, "max_queued": 50_000, "max_client": 20_000, "max_body_bytes": 1024 * 1024,
     "max_bodies_bytes": 2**28, "max_connections": 2048, "grace_seconds": 7.0, "log_format": "text", "batch": None,
 }  # fmt: skip

@@ -45,6 +45,9 @@ export function showModel() {
   }));
   boxes.classList.toggle("wide", chosen.classes.some((name) => name.length > 4));
   classes.hidden = chosen.classes.length === 0;
+  count.max = chosen.max_count;
+  if (Number(count.value) > chosen.max_count) count.value = chosen.max_count;
+  byId("count-most").textContent = chosen.max_count.toLocaleString("en");
   steps.placeholder = `${chosen.steps} (default)`;
   steps.max = chosen.max_steps;
   byId("steps-most").textContent = chosen.max_steps.toLocaleString("en");
@@ -59,9 +62,6 @@ export function fill(answer) {
   if (!info.models.length) throw new NoGenerator(answer.models[0]);
   model.replaceChildren(...info.models.map((one, place) => Object.assign(element("option", one.model), { value: place })));
   byId("models").hidden = info.models.length < 2;
-  count.max = info.max_count;
-  if (Number(count.value) > info.max_count) count.value = info.max_count;
-  byId("count-most").textContent = info.max_count.toLocaleString("en");
   showModel();
 }
 
@@ -86,7 +86,7 @@ export function request() {
   const chosen = chosenModel();
   const picked = chosenClasses();
   if (some.checked && !classes.hidden && !picked.length) throw new Wrong(some, "Classes: select at least one.");
-  const images = whole(count, "Images", info.max_count);
+  const images = whole(count, "Images", chosen.max_count);
   const digits = seed.value.trim();
   if (!/^[0-9]{0,19}$/.test(digits) || (digits && BigInt(digits) > LARGEST_SEED)) {
     throw new Wrong(seed, `Seed: enter a whole number from 0 to ${LARGEST_SEED}, or leave it empty.`);
