@@ -54,7 +54,8 @@ def unet_case(name: str, count: int, dtype: torch.dtype) -> tuple[Denoiser, Call
 @pytest.mark.parametrize("name", NETWORKS)
 def test_real_unets(name: str, count: int, draws: int) -> None:
     denoiser, losses = unet_case(name, count * draws, torch.float32)
-    compare(denoiser, losses, count, 0.5, 1e-4, draws)
+    # norms have a bound on their rounding in them
+    compare(denoiser, losses, count, 0.5, 2e-4, draws)
 
 
 def test_a_real_unet_on_pixels() -> None:

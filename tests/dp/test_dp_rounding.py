@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rapid.dp.gradients import ROUNDING_MARGIN, BookKeeper
-from rapid.dp.gradients.forms import SQUARED, Direct, Factors
+from rapid.dp.gradients.forms import SQUARED, Direct, Factors, Gradient, MatrixGhost, RowsGhost
 from rapid.dp.mechanism import PrivateMechanism
 from rapid.dp.releases import DpSgdSpec, QuerySpec, Release
 from rapid.methods import load_settings
@@ -107,6 +107,78 @@ def test_norms_are_bounds_where_products_of_floats_vanish(
     # where squares overflow there is no norm, and the example counts as 0
     assert not float(norms) < float(exact.norm()) * (1 - 1e-5)
     assert float(sums[0].double().norm()) <= 1e-8
+
+
+def nearly_constant(positions: int, features: int, value: float, spread: float, generator: torch.Generator) -> Tensor:
+    """Rows of one number, of which every second one varies a little: errors of their products have one sign."""
+    rows = torch.full((1, positions, features), value)
+    rows[:, 1::2] *= 1 + spread * torch.randn(1, positions // 2, features, generator=generator)
+    return rows
+
+
+def opposite(positions: int, features: int, generator: torch.Generator) -> Tensor:
+    """Rows that undo one another."""
+    signs = torch.tensor([1.0, -1.0]).repeat(positions // 2)
+    return signs[None, :, None] * torch.randn(features, generator=generator)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    features=st.sampled_from([512, 2048, 4096, 16384]),
+    positions=st.sampled_from([2, 4, 16]),
+    form=st.sampled_from(["inputs", "gradients", "rows"]),
+    value=st.floats(0.1, 1.0),
+    spread=st.just(0.0) | st.floats(1e-4, 1e-2),
+    seed=st.integers(0, 2**31),
+)
+@example(features=4096, positions=4, form="rows", value=0.57, spread=3e-3, seed=0)
+@example(features=16384, positions=4, form="inputs", value=0.57, spread=5e-3, seed=0)
+@example(features=16384, positions=4, form="gradients", value=0.57, spread=5e-3, seed=0)
+def test_norms_are_bounds_where_positions_of_wide_layers_cancel(
+    features: int, positions: int, form: str, value: float, spread: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    wide = nearly_constant(positions, features, value, spread, generator)
+    ghost: Gradient
+    if form == "rows":
+        wide *= torch.tensor([1.0, -1.0]).repeat(positions // 2)[None, :, None]
+        ghost, narrow = RowsGhost(torch.zeros(1, positions, dtype=torch.int64), wide, 3), torch.ones(1, positions, 1)
+    else:
+        narrow = opposite(positions, 8, generator)
+        ghost = MatrixGhost(wide, narrow) if form == "inputs" else MatrixGhost(narrow, wide)
+    found, exact = float(ghost.norms_squared()), float((narrow.double().mT @ wide.double()).square().sum())
+    together = float((narrow.double().norm(dim=2) * wide.double().norm(dim=2)).sum()) ** 2
+    assert exact <= found <= exact + (features + 16) * torch.finfo(torch.float32).eps * together
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-3, 2e-3, 4e-3])
+@pytest.mark.parametrize("value", [0.3767, 0.5411, 0.6707, 0.9068])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Linear(16384, 8, bias=False),
+        nn.Linear(8, 16384, bias=False),
+        nn.Conv2d(2048, 16, 1, bias=False),
+        nn.Conv2d(16, 2048, 1, bias=False),
+        nn.Embedding(4, 4096),
+    ],
+)
+def test_an_example_of_a_wide_layer_adds_clip_norm_at_most(layer: nn.Module, value: float, spread: float) -> None:
+    """As blank patches of an image do, some of them with a little noise."""
+    generator = torch.Generator().manual_seed(0)
+    outputs, inputs = layer.weight.shape[:2]
+    if isinstance(layer, nn.Embedding):
+        x = torch.zeros(1, 4, dtype=torch.int64)
+        weights = nearly_constant(4, inputs, value, spread, generator) * torch.tensor([1.0, -1, 1, -1])[None, :, None]
+    elif inputs > outputs:
+        x, weights = nearly_constant(4, inputs, value, spread, generator), opposite(4, outputs, generator)
+    else:
+        x, weights = opposite(4, inputs, generator), nearly_constant(4, outputs, value, spread, generator)
+    if isinstance(layer, nn.Conv2d):
+        x, weights = (rows.mT.contiguous().unflatten(2, (2, 2)) for rows in (x, weights))
+    with forms_chosen("ghost"):
+        sums, _ = BookKeeper(layer).clipped_sum(lambda: (layer(x) * weights).flatten(1).sum(1), 1, 1e-3)
+    assert float(sums[0].norm()) <= 1e-3
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, 1e-25, 1e-9])

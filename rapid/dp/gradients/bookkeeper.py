@@ -44,7 +44,8 @@ class BookKeeper:
     Formal guarantee: if loss i depends on example i alone, and row i of the inputs and outputs of every trained layer
     belongs to loss i (a network that permutes its rows breaks this, unseen), the result changes by at most `clip_norm`
     in l2 norm when one example is added or removed. The rules must be exact. Rounding is covered by
-    `forms.ROUNDING_MARGIN`: norms and sums are float64, products are float32, without shorter ones. Losses that
+    `forms.ROUNDING_MARGIN`: sums are float64, products are float32, without shorter ones. Norms include a proven bound
+    on the error of what float32 adds for them, however wide a layer is (see `forms.inner_products`). Losses that
     autocast to bfloat16 are covered only between sums of equally many examples.
 
     | case                                    | what happens                                         |

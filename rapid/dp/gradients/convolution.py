@@ -50,7 +50,8 @@ class ConvolutionGhost(Gradient):
         """See `Gradient`."""
         grams = self._by_group(self.output_grads)
         products = self._patch_products().flatten(0, 1), (grams.mT @ grams).flatten(0, 1)
-        return inner_products(*products, max(self.layer.weight[0].numel(), grams.shape[2]), self.count)
+        lengths = self.layer.weight.shape[1], grams.shape[2]
+        return inner_products(*products, lengths, self.layer.weight[0, 0].numel(), self.count)
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""

@@ -9,6 +9,7 @@ Source: Bu, Wang, Zha, Karypis: Differentially private optimization on large mod
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Self
@@ -28,11 +29,6 @@ SUMMED = 32
 """Gradients that are summed in float32; sums of these, and of pieces, are float64."""
 SQUARED = 64
 """Elements whose squares are summed in float32; the bound on its error is in the norm."""
-CANCELLATION = 16
-"""Rounding errors, in machine epsilons, by which the norm of a ghost is raised (see `inner_products`).
-
-Errors of an inner product grow like the root of its length: this is for lengths of up to a thousand or so.
-"""
 ACCESS, CACHED = 15, 5
 """Multiplications in the time of one access to a float in memory, roughly, on CPUs and GPUs, and in a CPU's cache."""
 CHUNK, DEVICE_CHUNK = 1 << 21, 1 << 24
@@ -165,7 +161,7 @@ class MatrixGhost(Gradient):
             norms = [torch.linalg.vector_norm(rows, dim=2, dtype=torch.float64) for rows in (a, g)]
             squared: Tensor = (norms[0] * norms[1]).square()
             return squared.flatten()
-        return inner_products(a @ a.mT, g @ g.mT, max(a.shape[2], g.shape[2]))
+        return inner_products(a @ a.mT, g @ g.mT, (a.shape[2], g.shape[2]))
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
@@ -203,7 +199,7 @@ class RowsGhost(Gradient):
         """See `Gradient`."""
         g = in_full_precision(self.output_grads)
         same = (self.indices[:, :, None] == self.indices[:, None, :]).to(g.dtype)
-        return inner_products(same, g @ g.mT, g.shape[2])
+        return inner_products(same, g @ g.mT, (1, g.shape[2]))
 
     def weighted_sum(self, factors: Factors) -> Tensor:
         """See `Gradient`."""
@@ -217,27 +213,35 @@ class RowsGhost(Gradient):
         return Direct(gradients.scatter_add_(1, self.indices[:, :, None].expand_as(grads), grads))
 
 
-def inner_products(first: Tensor, second: Tensor, terms: int, count: int | None = None) -> Tensor:
+def inner_products(
+    first: Tensor, second: Tensor, lengths: tuple[int, int], kernel: int = 1, count: int | None = None
+) -> Tensor:
     """<first_i, second_i> for Gram matrices (N * groups, P, P), plus a bound on the rounding error; float64 (N,).
 
     The terms may cancel until the sum is smaller than its rounding error, and with too small a norm an example would be
     clipped too little. With b_t = |a_t| |g_t| the terms sum to at most (sum_t b_t)^2, to which the bound is
-    proportional. Products below the smallest normal float are lost in an element of a Gram, and the other Gram may be
-    large: its elements sum to at most (sum_t |g_t|)^2 <= P sum_t |g_t|^2.
+    proportional. It is the proven one, for any order of additions: n roundings, each by half an epsilon at most, of an
+    inner product of n numbers. In rows of equal numbers all of them have one sign, so no root of n would do. Products
+    below the smallest normal float are lost in an element of a Gram, and the other Gram may be large: its elements sum
+    to at most (sum_t |g_t|)^2 <= P sum_t |g_t|^2.
 
     Args:
         first: of vectors a_t.
         second: of vectors g_t.
-        terms: products that an element sums, the larger number of the two.
+        lengths: products that an element of each of the two sums.
+        kernel: elements of so many positions were added for an element of `first`.
         count: N; None: there are no groups.
     """
     precision = torch.finfo(first.dtype)
     products = first * second
     inner = products.flatten(1).sum(1, dtype=torch.float64).clamp_(min=0)
-    lengths = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt().sum(1, dtype=torch.float64)
-    bound = inner.addcmul_(lengths, lengths, value=CANCELLATION * precision.eps)
+    b = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt().sum(1, dtype=torch.float64)
+    # both elements, those of the kernel, the product; one to spare for the root; then the sums in float64
+    error = (sum(lengths) + kernel + 1) * precision.eps / 2 + first[0].numel() * torch.finfo(torch.float64).eps
+    # the b_t that were computed may be too small by as much
+    bound = inner.addcmul_(b, b, value=math.expm1(error) * math.exp(error))
     squares = (first.diagonal(dim1=1, dim2=2) + second.diagonal(dim1=1, dim2=2)).sum(1, dtype=torch.float64)
-    bound.add_(squares, alpha=terms * precision.tiny * first.shape[1])
+    bound.add_(squares, alpha=max(lengths) * kernel * precision.tiny * first.shape[1])
     return bound if count is None else bound.view(count, -1).sum(1)
 
 
