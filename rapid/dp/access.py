@@ -363,8 +363,6 @@ class PrivateAccess:
         if checkpoint is not None:
             # before anything depends on it
             checkpoint.save({"step": 1, "result": result})
-            if self._attempt is not None:
-                self._attempt.note()
         return result
 
     def _asked(self, name: str, kind: str) -> Release:

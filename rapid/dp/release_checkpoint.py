@@ -37,11 +37,18 @@ class ReleaseCheckpoint(Checkpoint):
         self._steps_saved = 0 if attempt is None else attempt.begun(release.name)
 
     def save(self, state: dict[str, Any]) -> None:
-        """Save, and note step and hash for the next line of the ledger."""
+        """Save, and note step and hash for the next line of the ledger, which is written now if this was the last step.
+
+        Raises:
+            PrivacyRefused, TamperedLedger: see `Attempt.note`.
+        """
         super().save(state | {"release": self._numbers})
         if self._attempt is not None:
             self._attempt.saved(Saved(self._name, state["step"], content_hash(self.path)))
             self._steps_saved = state["step"]
+            if state["step"] == self._steps:
+                # before anything depends on the result, which can take long
+                self._attempt.note()
 
     def save_if_due(self, state: Callable[[], dict[str, Any]]) -> None:
         """Save if it is due, and charge the next steps ahead; see the class."""

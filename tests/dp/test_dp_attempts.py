@@ -138,8 +138,8 @@ def test_few_lines_are_written_and_few_checkpoints_saved(tmp_path: Path, monkeyp
     monkeypatch.setattr(Checkpoint, "save", counting)
     run = Run(tmp_path, longer)
     run.go(execution=SELDOM)
-    assert run.kinds() == ["reserve", "spend", "spend", "spend", "spend", "settle"]
-    assert [sum(entry.releases[-1].steps.values()) for entry in run.ledger.entries()] == [300, 1, 1, 1, 300, 300]
+    assert run.kinds() == ["reserve", "spend", "spend", "spend", "spend", "spend", "settle"]
+    assert [sum(entry.releases[-1].steps.values()) for entry in run.ledger.entries()] == [300, 1, 1, 1, 300, 300, 300]
     assert [path.name for path in saves] == ["many.pt", "network.pt", "network.pt"]
 
 

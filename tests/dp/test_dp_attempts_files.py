@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dp_accounting import DpEvent
-from tests_attempts import BUDGET, DATA, SIZE, STEPS, Run, refuse
+from tests_attempts import BUDGET, DATA, SELDOM, SIZE, STEPS, Run, refuse
 
 from rapid.dp import PrivateAccess, QuerySpec, Release
 from rapid.dp.accounting import prv_epsilon
@@ -137,6 +137,25 @@ def test_a_result_is_in_the_ledger_as_soon_as_it_is_used(run: Run, name: str) ->
         sum(steps for (release, *_), steps in steps_of(retaken).items() if release == name)
         > BUDGET.release(name).spec.steps
     )
+
+
+def test_the_last_checkpoint_is_in_the_ledger_before_a_model_is_made_of_it(run: Run, tmp_path: Path) -> None:
+    """So a run that was killed as it wrote its model, and goes on from an older one, tells what it took again."""
+    old = tmp_path / "old.pt"
+
+    def keep(step: int) -> None:
+        if step == 2:
+            shutil.copyfile(run.checkpoint(), old)
+
+    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "use_average", interrupt)
+        run.go(keep, execution=SELDOM)
+    shutil.copyfile(old, run.checkpoint())
+    run.go()
+    assert run.charged() == {"many": 1, "network": 2 * STEPS - 1}
+    own = run.ledger.entries()[-1].run
+    retaken = Charge(run.ledger, DATA, own, Limit(BUDGET.epsilon, BUDGET.delta)).retaken(BUDGET.releases)
+    assert steps_of(retaken) == {("many", 5.0, 1.0): 1, ("network", 3.0, 5 / SIZE): 2 * STEPS - 1}
 
 
 def interrupt(*_: object) -> None:
