@@ -74,8 +74,8 @@ def _in_words(statement: dict[str, Any]) -> str:
     notes = "".join(f" {note}" for note in statement.get("notes", []))
     return (
         f"The model is ({epsilon}, {delta})-differentially private with respect to {respect}: "
-        f"whether {who} changes the probability of every possible outcome by a factor of at most "
-        f"e^{epsilon}, except for a probability of {delta}. This holds for the model and for all its "
+        f"whether {who} changes the probability of whatever may come out by a factor of at most "
+        f"e^{epsilon}, plus at most {delta}. This holds for the model and for all its "
         f"outputs, however many. "
         f"Adjacency: {statement['adjacency']}; unit: {statement['unit']}; accountant: {statement['accountant']}."
         f"{people}{chosen}{notes} "

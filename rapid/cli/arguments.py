@@ -27,7 +27,7 @@ def add_delta(parser: argparse.ArgumentParser) -> None:
         "--delta",
         type=float,
         metavar="D",
-        help="probability with which the guarantee may fail; default: 1 / (N ln N) for N images, or people",
+        help="by how much probabilities may change beyond epsilon; default: 1 / (N ln N) for N images, or people",
     )
 
 

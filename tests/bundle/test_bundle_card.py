@@ -51,7 +51,7 @@ def test_the_statement_in_words_has_its_numbers() -> None:
     epsilon = rounded_up(told["epsilon"])
     assert f"({epsilon}, 1e-05)-differentially private" in words
     assert "12,000 private images" in words
-    assert f"a factor of at most e^{epsilon}, except for a probability of 1e-05" in words
+    assert f"a factor of at most e^{epsilon}, plus at most 1e-05" in words
     assert f"Adjacency: {told['adjacency']}; unit: one image; accountant: {told['accountant']}." in words
     # what is not covered belongs to it
     assert "The number of private images and the list of classes count as public." in words
@@ -74,7 +74,7 @@ def test_no_number_in_words_is_below_the_true_one(epsilon: float, delta: float, 
     card = private_card(config(kind="private"), told, "")
     number = r"([0-9.]+(?:e-[0-9]+)?)"
     pattern = (
-        rf"is \({number}, {number}\)-diff.* e\^{number}, except for a probability of {number}\. .*"
+        rf"is \({number}, {number}\)-diff.* e\^{number}, plus at most {number}\. .*"
         rf"together, epsilon is {number} at"
     )
     (found,) = re.findall(pattern, card)
