@@ -33,6 +33,7 @@ from rapid.dp.events import compose, has_no_noise, has_selection, poisson_gaussi
 from rapid.dp.renyi import divergence_at, rdp_of_step, renyi_accountant_name, renyi_epsilon
 from rapid.dp.renyi_bound import LOW_ORDERS, ORDERS, renyi_bound
 from rapid.errors import InputError, PrivacyRefused
+from rapid.rounding import as_typed
 
 DISAGREEMENT, LARGEST_DISAGREEMENT = 0.02, 0.02
 """By which a second accountant's epsilon may exceed the first one's: in parts of it, and absolutely."""
@@ -178,7 +179,7 @@ def pld_epsilon(events: Sequence[DpEvent], delta: float) -> float:
     accountant = PLDAccountant(value_discretization_interval=max(1e-5, min(rough * 3e-4, _interval(history, rough))))
     with np.errstate(over="ignore"):  # of a ratio that it compares
         epsilon = float(accountant.compose(compose(events)).get_epsilon(exact))
-    return _number(epsilon, f"epsilon at delta {delta:g} (PLD)")
+    return _number(epsilon, f"epsilon at delta {as_typed(delta)} (PLD)")
 
 
 def _interval(history: Sequence[tuple[float, float, int]], epsilon: float) -> float:
@@ -215,7 +216,7 @@ def group_epsilon(events: Sequence[DpEvent], delta: float, group_size: int) -> f
     together = reduce(lambda one, other: one.compose(other), losses)
     exact = _without_rounding(history, delta)
     found = math.inf if exact is None else float(together.get_epsilon_for_delta(exact))
-    return _number(found, f"epsilon of {group_size} images at delta {delta:g}")
+    return _number(found, f"epsilon of {group_size} images at delta {as_typed(delta)}")
 
 
 def _group_loss(noise_multiplier: float, sample_rate: float, group_size: int, interval: float) -> Any:
@@ -331,4 +332,4 @@ def rdp_of_steps(
         # the bound holds all the same when the best order is the first or last
         warnings.simplefilter("ignore", UserWarning)
         bound = float(accountant.get_epsilon(delta, alphas=None if orders is None else list(orders)))
-    return _number(bound, f"epsilon at delta {delta:g} (RDP)")
+    return _number(bound, f"epsilon at delta {as_typed(delta)} (RDP)")

@@ -18,6 +18,7 @@ from rapid.data.units import plural
 from rapid.dp.access import PrivateAccess, PublicFacts
 from rapid.dp.budget import Budget
 from rapid.dp.releases import QuerySpec
+from rapid.rounding import as_typed
 from rapid.tones.curve import NAME
 from rapid.tones.shares import INNER, Shares, bins_of_levels
 
@@ -56,8 +57,9 @@ def warn_if_hidden(budget: Budget, facts: PublicFacts) -> None:
     for release in budget.releases:
         if release.name == NAME and is_hidden(release.noise_multiplier, facts.dataset_size, facts.image_shape):
             warnings.warn(
-                f"private.tones.share={release.spec.share} would be spent for nothing: at epsilon {budget.epsilon:.3g} "
-                f"noise hides the tones of {facts.dataset_size:,} {plural(facts.unit)}; set it to 0, or make it larger",
+                f"private.tones.share={release.spec.share} would be spent for nothing: at epsilon "
+                f"{as_typed(budget.epsilon)} noise hides the tones of {facts.dataset_size:,} {plural(facts.unit)}; "
+                "set it to 0, or make it larger",
                 stacklevel=4,
             )
 

@@ -17,6 +17,7 @@ from rapid.methods.rapid.networks import build_denoiser
 from rapid.methods.rapid.pace import PLAIN_GRADIENT, candidate_work, levels_work
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.recording import Recorder
+from rapid.rounding import as_typed
 from rapid.tones.release import is_hidden
 from rapid.training.timing import LEAST_SECONDS, seconds_per_step
 
@@ -111,8 +112,8 @@ def choose_private(
     drawn = "draw" if multiplicity == 1 else "draws"
     first = f"{distillation['candidates']:,} candidates to distil; " if distillation else ""
     why = (
-        f"private: {first}{steps} steps by N = {facts.dataset_size:,} and epsilon {epsilon:g}, of {batch} images on "
-        f"average, {multiplicity} {drawn} each; about {used:.0%} of the time for DP-SGD, as measured"
+        f"private: {first}{steps} steps by N = {facts.dataset_size:,} and epsilon {as_typed(epsilon)}, of {batch} "
+        f"images on average, {multiplicity} {drawn} each; about {used:.0%} of the time for DP-SGD, as measured"
     )
     lines = [why]
     if draws < FEW_DRAWS and draws < size:

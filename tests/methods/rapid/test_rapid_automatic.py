@@ -31,6 +31,7 @@ from rapid.methods.rapid.automatic_private import choose_private, seconds_per_gr
 from rapid.methods.rapid.diagnosis import autoencoder_psnr
 from rapid.methods.rapid.networks import AutoencoderRecipe, build_denoiser, train_autoencoder
 from rapid.methods.rapid.settings import RapidSettings
+from rapid.rounding import as_typed
 from rapid.training import Checkpoint
 
 CPU = torch.device("cpu")
@@ -177,7 +178,9 @@ def test_private_settings_fit_the_images_and_the_time(
     base = apply_overrides({"method": "rapid"}, ["private.moments.share=0.3"] if moments else [])
     assert isinstance(base, RapidSettings)
     facts = PublicFacts(size, tuple(map(str, range(classes))), (32, 32, 3))
-    own = choose_private(base, facts, epsilon, gradients).settings["private"]
+    choice = choose_private(base, facts, epsilon, gradients)
+    own = choice.settings["private"]
+    assert f" and epsilon {as_typed(epsilon)}, of " in choice.why[0]
     settings = apply_overrides({"method": "rapid", "private": own}, []).private
     assert 1 <= own["expected_batch"] <= max(1, size // 4)
     work = own["expected_batch"] * own["multiplicity"] * own["steps"]
