@@ -1,9 +1,11 @@
 """`private.physical_batch=auto`: as many draws at a time as fit in memory, measured on black images.
 
-Shapes, the network and free memory decide. No private row is read, and the sums are the same whatever the physical
-batch. Free memory is not wholly public: private images were read before, and what large originals took may not be
-free again. If people are the units, how many images they have takes memory, too. What is released does not depend on
-it; how long a step takes does, even with padded batches.
+Shapes, the network and free memory decide. No private row is read. Free memory is not wholly public: private images
+were read before, and what large originals took may not be free again. The physical batch changes the order in which
+numbers are added, and so the last bits of a sum before its noise, as the other images of a batch do; the margin for
+rounding is for both (`rapid.dp.gradients.forms.ROUNDING_MARGIN`). It also changes how long a step takes, even with
+padded batches. If people are the units, how many images they have takes memory, too, so
+`rapid.stages.setup.check_pieces` refuses it.
 """
 
 from __future__ import annotations

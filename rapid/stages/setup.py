@@ -91,16 +91,14 @@ def check_releases(earlier: Budget, specs: Sequence[DpSgdSpec | QuerySpec], out:
 
 
 def check_pieces(settings: MethodSettings, unit: str) -> None:
-    """Refuse a physical batch that could tell how many images people have where it changes low bits of the result.
+    """Refuse a physical batch that could depend on how many images people have: it changes low bits of the result.
 
     Raises:
         InputError: see above.
     """
     own = settings.private
-    if not isinstance(own, DpSgdSettings) or own.precision == "float32" or unit == ONE_IMAGE:
-        return
-    if own.physical_batch == "auto":
-        problem = "depends on the memory that people's images take, and results in bfloat16 on it; give a number"
+    if isinstance(own, DpSgdSettings) and own.physical_batch == "auto" and unit != ONE_IMAGE:
+        problem = "depends on the memory that people's images take, and low bits of results on it; give a number"
         raise InputError("private.physical_batch", problem, "auto")
 
 

@@ -233,15 +233,14 @@ def test_unlabelled_images_give_an_unconditional_model(
     assert bundle.component("denoiser", Denoiser).num_classes == 0
 
 
-def test_memory_of_people_does_not_decide_the_pieces_of_bfloat16(tiny_settings: RapidSettings) -> None:
-    """In float32 pieces change nothing that noise does not hide, and of images the memory is public."""
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_memory_of_people_does_not_decide_the_pieces(tiny_settings: RapidSettings, precision: str) -> None:
     tree = tiny_settings.model_dump(mode="json")
-    half = apply_overrides(tree, ["private.precision=bfloat16", "private.physical_batch=auto"])
+    measured = apply_overrides(tree, [f"private.precision={precision}", "private.physical_batch=auto"])
     with pytest.raises(InputError, match=r"private\.physical_batch auto: depends on the memory .*; give a number"):
-        check_pieces(half, ONE_PERSON)
-    check_pieces(half, ONE_IMAGE)
-    check_pieces(apply_overrides(tree, ["private.physical_batch=auto"]), ONE_PERSON)
-    check_pieces(apply_overrides(tree, ["private.precision=bfloat16"]), ONE_PERSON)
+        check_pieces(measured, ONE_PERSON)
+    check_pieces(measured, ONE_IMAGE)
+    check_pieces(apply_overrides(tree, [f"private.precision={precision}"]), ONE_PERSON)
 
 
 def test_a_private_bundle_is_complete_in_itself(private: Bundle) -> None:

@@ -169,18 +169,16 @@ def test_no_trial_begins_where_another_one_or_the_process_does(private: Path) ->
     assert len({*begun, 0, 5}) == len(begun) + 2
 
 
-def test_memory_of_people_does_not_decide_the_pieces_of_bfloat16(
+def test_memory_of_people_does_not_decide_the_pieces(
     public_bundle: Path, digits: Path, tiny_settings: RapidSettings, tmp_path: Path
 ) -> None:
     with np.load(digits) as images:
         np.savez(tmp_path / "private.npz", **images, person=np.arange(len(images["images"])) // 2)
-    half = apply_overrides(
-        tiny_settings.model_dump(mode="json"), ["private.precision=bfloat16", "private.physical_batch=auto"]
-    )
+    measured = apply_overrides(tiny_settings.model_dump(mode="json"), ["private.physical_batch=auto"])
     with pytest.raises(InputError, match="depends on the memory"):
         tune_private_bundle(
             public_bundle, PrivateImages(tmp_path / "private.npz", people=PeopleFrom("person")), tmp_path / "out",
-            {"a": tiny_settings, "b": half}, Scoring(Referee(), 0.1, {}), epsilon=8.0, delta=1e-4,
+            {"a": tiny_settings, "b": measured}, Scoring(Referee(), 0.1, {}), epsilon=8.0, delta=1e-4,
             trials=Trials(mean=2.0), device=torch.device("cuda"), resume=False, ledger=tmp_path / "ledger.jsonl",
         )  # fmt: skip
     assert not (tmp_path / "out").exists()
