@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rapid.errors import InputError
+from rapid.places import check_outside
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -111,6 +112,19 @@ def check_resume(options: argparse.Namespace) -> None:
     """
     if options.resume and not options.out.exists():
         raise InputError("out", "holds no run to resume; correct the name, or leave out --resume", options.out)
+
+
+def check_apart(options: argparse.Namespace, *fields: str) -> None:
+    """Refuse an `--out` inside of one of the image sets that these arguments give.
+
+    Raises:
+        InputError: see above.
+    """
+    for field in fields:
+        given = getattr(options, field)
+        for path in given if isinstance(given, list) else [given]:
+            if path is not None:
+                check_outside(options.out, path, field)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from rapid.cli.arguments import check_apart
 from rapid.errors import InputError
 from rapid.evaluate import Request, check_target, write_report
 from rapid.evaluate import evaluate as run
@@ -25,6 +26,7 @@ def evaluate(options: argparse.Namespace) -> None:
         raise InputError("out", "say where to write the report: a name that ends in .json")
     else:
         work, out = _evaluate_classifier if options.synthetic is None else _evaluate_images, options.out
+        check_apart(options, "synthetic", "real", "train_real", "public")
     with scratch_in(out):
         work(options)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from rapid.cli.arguments import check_apart
 from rapid.data import load_images, tell
 from rapid.data.names import image_names
 from rapid.data.readers.columns import NONE
@@ -32,6 +33,7 @@ def predict(options: argparse.Namespace) -> None:
         raise InputError("out", "is a folder; choose another name", out)
     if out.exists():
         raise InputError("out", "exists already; choose another name, or remove it first", out)
+    check_apart(options, "data")
     check_folder(out.parent, "out", out)
     model = open_classifier(options.model, options.device)
     with scratch_in(out):

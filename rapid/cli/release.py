@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from rapid.cli.arguments import check_apart
 from rapid.cli.train import private_images
 from rapid.errors import InputError, PrivacyRefused
 from rapid.release import Request, decide, new_key, read_policy, read_private_key, read_public_key, verify
@@ -37,6 +38,7 @@ def _decide(options: argparse.Namespace) -> None:
             raise InputError(field, "is missing; a report needs --model, --policy and --out")
     if options.public_key is not None:
         raise InputError("public_key", "is for --verify; a report is signed with --key")
+    check_apart(options, "private", "synthetic", "members", "non_members", "public")
     request = Request(
         model=options.model,
         policy=read_policy(options.policy),

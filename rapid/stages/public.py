@@ -24,6 +24,7 @@ from rapid.errors import InputError
 from rapid.mapped import scratch_in
 from rapid.methods import find_method
 from rapid.methods.base import Description, Method, PublicImages
+from rapid.places import check_outside
 from rapid.progress import hidden
 from rapid.ranks import Ranks
 from rapid.stages.automatic import AutomaticChoice
@@ -86,7 +87,13 @@ def build_public_bundle(
         Stopped: a stop was requested; the state is saved.
     """
     ranks = ranks or Ranks()
-    ranks.all_or_none(lambda: RunFolder(out).check(resume=resume) if ranks.first else None)
+
+    def check() -> None:
+        for path in paths:
+            check_outside(out, path, "public")
+        RunFolder(out).check(resume=resume)
+
+    ranks.all_or_none(lambda: check() if ranks.first else None)
     with nullcontext() if ranks.first else hidden():
         return _build(paths, out, settings, device, resume, networks, label_column, ranks)
 

@@ -34,6 +34,7 @@ from rapid.dp.trials import Trials
 from rapid.errors import InputError, PrivacyRefused, Stopped
 from rapid.files import content_hash, write_json
 from rapid.mapped import scratch_in
+from rapid.places import check_outside
 from rapid.progress import hidden
 from rapid.rounding import as_typed
 from rapid.stages.given import checked_components, described
@@ -115,6 +116,7 @@ def tune_private_bundle(  # noqa: PLR0913 - each is an argument of the command
         PrivacyRefused: the limit of the images would be exceeded, or a trial was refused.
         Stopped: a stop was requested; the state is saved, and everything stays charged.
     """
+    check_outside(out, private.path, "private")
     RunFolder(out).check(resume=resume)
     book = Ledger(ledger or default_path())
     setups = {name: Setup.open(base, settings, device) for name, settings in candidates.items()}

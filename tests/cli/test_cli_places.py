@@ -1,0 +1,74 @@
+"""An `--out` among the images that a command reads is refused before anything is read or spent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rapid.cli import main
+from rapid.dp.ledger import default_path
+
+
+@pytest.fixture
+def cells(tmp_path: Path) -> Path:
+    """Images of two classes in a folder."""
+    for number in range(12):
+        path = tmp_path / "cells" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((28, 28), 20 * number, np.uint8)).save(path)
+    return tmp_path / "cells"
+
+
+TRAIN = "train-private --base {public} --private {cells} --epsilon 1 --out "
+TUNE = "tune --base {public} --private {cells} --epsilon 1 --candidates {tmp}/candidates.yaml --out "
+EVALUATE = "evaluate --synthetic {cells} --real {digits} --out "
+RELEASE = "release --model {private} --policy {tmp}/policy.yaml --private {cells} --out "
+
+
+@pytest.mark.parametrize(
+    ("command", "field"),
+    [
+        (TRAIN + "{cells}/model", "private"),
+        (TRAIN + "{cells}", "private"),
+        (TRAIN + "{cells}/a/deep/model", "private"),
+        (TRAIN + "{tmp}/link/model", "private"),
+        (TRAIN + "{tmp}/other/../cells/model", "private"),
+        (TRAIN.replace("{cells}", "{tmp}/link") + "{cells}/model", "private"),
+        (TUNE + "{cells}/model", "private"),
+        ("build-kb --public {digits} --public {cells} --out {cells}/base --preset demo", "public"),
+        (EVALUATE + "{cells}/report.json", "synthetic"),
+        (EVALUATE + "{cells}/report.json --public {cells}", "synthetic"),
+        ("evaluate --synthetic {digits} --real {cells} --out {cells}/report.json", "real"),
+        ("predict --model {private} --data {cells} --out {cells}/predictions.csv", "data"),
+        (RELEASE + "{cells}/report", "private"),
+        (RELEASE.replace("private {cells}", "non-members {cells}") + "{cells}/report", "non-members"),
+    ],
+)
+def test_an_output_among_the_images_is_refused(
+    command: str, field: str, tmp_path: Path, cells: Path, public_bundle: Path, private_bundle: Path, digits: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "link").symlink_to(cells)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "candidates.yaml").write_text("one: {}")
+    (tmp_path / "policy.yaml").write_text("")
+    before = sorted(tmp_path.rglob("*")), default_path().exists()
+    filled = command.format(cells=cells, tmp=tmp_path, public=public_bundle, private=private_bundle, digits=digits)
+    assert main(filled.split()) == 2
+    out = filled.partition("--out ")[2].split()[0]
+    told = f"rapid: --out {out}: lies inside --{field}; choose a folder outside of it\n"
+    assert capfd.readouterr().err.endswith(told)
+    assert (sorted(tmp_path.rglob("*")), default_path().exists()) == before
+
+
+def test_an_output_beside_the_images_is_not(
+    tmp_path: Path, cells: Path, public_bundle: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also beside a file, and where the name of one folder begins with that of another."""
+    for private, out in ((cells, f"{cells}-model"), (cells / "a" / "0.png", cells / "a" / "model")):
+        command = f"train-private --base {public_bundle} --private {private} --epsilon 0 --out {out}"
+        assert main(command.split()) == 2
+        assert "lies inside" not in capfd.readouterr().err
