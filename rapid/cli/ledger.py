@@ -29,6 +29,9 @@ PRV_MEANS = "holds if all plans had been fixed in advance, and no run was stoppe
 def show(options: argparse.Namespace) -> None:
     """`rapid ledger show`."""
     path: Path = options.ledger or default_path()
+    if options.ledger is not None:
+        _check_there(path)
+    # at the default place none is made before the first run
     ledger = Ledger(path, reads=True) if ledger_exists(path) else None
     entries = ledger.entries() if ledger else []
     if options.dataset is None or ledger is None:
@@ -80,9 +83,14 @@ def limit(options: argparse.Namespace) -> None:
 def verify(options: argparse.Namespace) -> None:
     """`rapid ledger verify`."""
     path: Path = options.ledger or default_path()
+    _check_there(path)
+    print(f"{path}: {len(Ledger(path, reads=True).entries())} lines, none altered")
+
+
+def _check_there(path: Path) -> None:
+    """Refuse a ledger that does not exist: "nothing was spent" would be told of a mistyped name."""
     if not ledger_exists(path):
         raise InputError("ledger", "does not exist; nothing was spent with it", path)
-    print(f"{path}: {len(Ledger(path, reads=True).entries())} lines, none altered")
 
 
 def _composition(found: Balance) -> str:

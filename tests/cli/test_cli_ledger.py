@@ -154,6 +154,15 @@ def test_a_set_that_nothing_was_spent_on(ledger: Path, digits: Path, capfd: pyte
     assert "epsilon 0 of 3 at delta 1e-05" in capfd.readouterr().out
 
 
+def test_nothing_is_spent_at_the_default_place_before_the_first_run(
+    ledger: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAPID_LEDGER", str(ledger))
+    assert main(["ledger", "show"]) == 0
+    assert capfd.readouterr().out == f"{ledger}: 0 lines\n"
+    assert not ledger.parent.exists()
+
+
 @pytest.mark.parametrize("command", ["verify", "show"])
 def test_lines_that_were_all_removed_are_missed(ledger: Path, command: str, capfd: pytest.CaptureFixture[str]) -> None:
     Charge(Ledger(ledger), "a" * 32, "run", ASKED).begin([counted(8.0)])
@@ -182,6 +191,9 @@ def test_two_processes_do_not_share_an_output_folder(
         ("audit --epsilon 1 --delta 1e-11", "delta 1e-11: must be at least 1e-10"),
         ("ledger limit nowhere --epsilon 1 --delta 1e-5", "DATASET nowhere"),
         ("ledger verify --ledger {tmp}/none.jsonl", "does not exist"),
+        ("ledger show --ledger {tmp}/none.jsonl", "/none.jsonl: does not exist; nothing was spent with it"),
+        ("ledger show --json --ledger {tmp}/none.jsonl", "does not exist"),
+        ("ledger show {digits} --ledger {tmp}/none.jsonl", "does not exist"),
         ("ledger show --ledger {tmp}", "is a folder"),
         ("audit --epsilon 1 --canaries 3", "--canaries 3"),
         ("audit --epsilon 1 --sample-rate 0", "--sample-rate 0"),
