@@ -9,6 +9,9 @@ RapidError            1  a failure that rapid can explain
 
 from __future__ import annotations
 
+DENIED = "cannot be read (permission denied); give yourself the right to read it"
+"""What is wrong with a file that is there, and perhaps in order."""
+
 
 def printable(text: str) -> str:
     """A message in one line, whatever the names in it: what a terminal would obey becomes a question mark."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rapid.errors import InputError
+from rapid.errors import DENIED, InputError
 from rapid.parsing import parse_json
 from rapid.sampling.generate import MAX_COUNT, MAX_DIGITS, resolve_labels
 
@@ -62,6 +62,8 @@ def _entries(value: str) -> list[tuple[str, Any]]:
         return [(name.strip(), count) for name, _, count in (pair.rpartition("=") for pair in pairs)]
     try:
         content = path.read_text(encoding="utf-8-sig")
+    except PermissionError:
+        raise InputError(FIELD, DENIED, value) from None
     except (OSError, ValueError):
         raise InputError(FIELD, f"is no file that can be read; {FORMS}", value) from None
     return _json_entries(content, value) if path.suffix.lower() == ".json" else _csv_entries(content, value)

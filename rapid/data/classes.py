@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid.errors import InputError
+from rapid.errors import DENIED, InputError
 
 if TYPE_CHECKING:
     from rapid.data.image_set import ImageSet
@@ -112,6 +112,8 @@ def is_hidden(name: str) -> bool:
 def _lines(path: Path, field: str) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except PermissionError:
+        raise InputError(field, DENIED, path) from None
     except (OSError, UnicodeDecodeError):
         raise InputError(field, "cannot be read; write a text file with one name per line", path) from None
     return [line for line in lines if line.strip()]

@@ -19,7 +19,7 @@ import rapid
 from rapid.config.sections import ImageSettings
 from rapid.data import fit_images, load_images, tell
 from rapid.data.canvas import Canvas
-from rapid.errors import InputError
+from rapid.errors import DENIED, InputError
 from rapid.evaluate.features import FeatureSpace
 from rapid.evaluate.networks import CLASSIFIERS, build
 from rapid.evaluate.sets import match_classes
@@ -174,6 +174,8 @@ def load_reference(path: Path, device: torch.device) -> Reference:
             weights = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a dict
         network = build(facts.kind, facts.channels, facts.size, len(facts.classes), device, 0)
         network.load_state_dict(weights)
+    except PermissionError:
+        raise InputError("features", DENIED, path) from None
     except (OSError, SafetensorError, KeyError, ValidationError, RuntimeError):
         problem = "is missing, damaged or not a file of rapid evaluate --save-features"
         raise InputError("features", problem, path) from None

@@ -27,7 +27,7 @@ from rapid.data.readers.labels import from_numbers, people_of
 from rapid.data.readers.soft_labels import as_rows, read_soft_labels
 from rapid.data.readers.source import Labels, Records, Source
 from rapid.data.stored import Stored, image_digests
-from rapid.errors import InputError
+from rapid.errors import DENIED, InputError
 from rapid.metadata import SOFT_LABELS
 
 IMAGES = "images.npy"
@@ -61,6 +61,8 @@ def read_archive(source: Source) -> Records:
         images = _images(source.path) if "images" in names else None
     except (MemoryError, InputError):
         raise
+    except PermissionError:
+        raise source.error(DENIED) from None
     except Exception:  # damaged files raise errors of all kinds, whose messages hold bytes of the file
         raise source.error("is damaged or not an .npz file; write it with numpy.savez") from None
     if images is None:

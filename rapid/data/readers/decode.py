@@ -25,6 +25,7 @@ from rapid.data.origin import Origin
 from rapid.data.readers.form import CHANGES, TooDeepError, describe, shape_of, to_form
 from rapid.data.readers.source import Records, Source
 from rapid.data.stored import DIGEST, Stored, digest_of
+from rapid.errors import DENIED
 from rapid.mapped import Growing
 from rapid.stopping import check_stop
 
@@ -194,6 +195,8 @@ def _decode_one(one: Encoded, form: ImageSettings | None, hashed: bool) -> _Read
             formed = to_form(image)
     except MemoryError:
         raise
+    except PermissionError:
+        return _Unreadable(f"a file {DENIED}", DENIED)
     except TooDeepError:
         return _Unreadable(f"an image {DEEPER}", DEEPER)
     except Image.DecompressionBombError:

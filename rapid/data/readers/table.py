@@ -21,7 +21,7 @@ from rapid.data.readers.labels import from_values, people_of
 from rapid.data.readers.soft_labels import NO_ORDER, as_rows, read_soft_labels
 from rapid.data.readers.source import Records, Source
 from rapid.data.readers.suffixes import PARQUET
-from rapid.errors import InputError
+from rapid.errors import DENIED, InputError
 from rapid.metadata import SOFT_LABELS
 from rapid.parsing import parse_json
 
@@ -122,6 +122,8 @@ def _opened(parquet: ModuleType, path: Path, source: Source) -> Any:
         return parquet.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER)
     except MemoryError:
         raise
+    except PermissionError:
+        raise source.error(f"a file {DENIED}", DENIED, path) from None
     except Exception:  # pyarrow raises errors of several kinds, whose messages hold what is in the file
         raise source.error(f"a file {DAMAGED}", DAMAGED, path) from None
 

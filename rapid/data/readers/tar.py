@@ -22,6 +22,7 @@ from rapid.data.readers.folder import is_image
 from rapid.data.readers.labels import from_values, people_of
 from rapid.data.readers.source import Records, Source
 from rapid.data.readers.suffixes import TARS
+from rapid.errors import DENIED
 from rapid.parsing import parse_json
 
 LABEL = "cls"
@@ -166,6 +167,8 @@ def _members(path: Path, source: Source) -> Iterator[tuple[str, bytes]]:
             # the checksum of what was compressed comes last
             while content.read(BLOCK):
                 pass
+    except PermissionError:
+        raise source.error(f"a file {DENIED}", DENIED, path) from None
     except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError):
         raise source.error(f"a file {DAMAGED}", DAMAGED, path) from None
 
