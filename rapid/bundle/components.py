@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid.errors import InputError
+from rapid.errors import DENIED, InputError
 from rapid.files import content_hash, hashed_files, replacing
 from rapid.parsing import parse_json
 
@@ -143,6 +143,8 @@ def read_json(path: Path, field: str) -> dict[str, Any]:
     """
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
+    except PermissionError:
+        raise InputError(field, DENIED, path) from None
     except (OSError, ValueError):
         raise InputError(field, "is missing or damaged; copy the bundle again", path) from None
     if not isinstance(content, dict):

@@ -34,7 +34,7 @@ from rapid.bundle.components import (
 )
 from rapid.config.sections import ImageSettings, MethodSettings
 from rapid.data.origin import Origin
-from rapid.errors import InputError, RapidError
+from rapid.errors import DENIED, InputError, RapidError
 from rapid.files import content_hash, replacing, write_json
 
 CONFIG, INDEX, PRIVACY, CARD = "config.json", "model_index.json", "privacy.json", "README.md"
@@ -153,7 +153,11 @@ class Bundle:
             problem = f"is a {config.kind} bundle, expected a {kind} one; give the folder that {WRITERS[kind]} wrote"
             raise InputError(field, problem, path)
         for name, expected in config.components.items():
-            if not (path / name).is_dir() or component_hash(path / name) != expected:
+            try:
+                same = (path / name).is_dir() and component_hash(path / name) == expected
+            except PermissionError as error:
+                raise InputError(field, DENIED, error.filename) from None
+            if not same:
                 problem = f"{name}/ is missing or not the one that the bundle was written with; copy the bundle again"
                 raise InputError(field, problem, path)
         privacy = read_json(path / PRIVACY, field) if config.kind == "private" else None

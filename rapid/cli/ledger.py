@@ -15,7 +15,7 @@ from rapid.dp.events import has_selection
 from rapid.dp.ledger import Ledger, default_path, ledger_exists
 from rapid.dp.releases import check_budget
 from rapid.dp.spending import Balance, balance, balances, set_limit
-from rapid.errors import InputError
+from rapid.errors import DENIED, InputError
 from rapid.rounding import as_typed, rounded_up
 
 ACCOUNT_DIGITS = 4
@@ -33,7 +33,7 @@ def show(options: argparse.Namespace) -> None:
         _check_there(path)
     # at the default place none is made before the first run
     ledger = Ledger(path, reads=True) if ledger_exists(path) else None
-    entries = ledger.entries() if ledger else []
+    entries = _entries(ledger) if ledger else []
     if options.dataset is None or ledger is None:
         found = balances(entries)
     else:
@@ -74,7 +74,7 @@ def limit(options: argparse.Namespace) -> None:
         # before the ledger is made
         raise InputError("DATASET", NO_DATASET, options.dataset)
     ledger = Ledger(path)
-    account = _account(ledger, ledger.entries(), options)
+    account = _account(ledger, _entries(ledger), options)
     found = set_limit(ledger, account, Limit(options.epsilon, options.delta))
     limited = f"epsilon {as_typed(options.epsilon)} spent at delta {as_typed(options.delta)}"
     print(f"data set {account}: {rounded_up(found.epsilon, 4)} of {limited}")
@@ -84,13 +84,21 @@ def verify(options: argparse.Namespace) -> None:
     """`rapid ledger verify`."""
     path: Path = options.ledger or default_path()
     _check_there(path)
-    print(f"{path}: {len(Ledger(path, reads=True).entries())} lines, none altered")
+    print(f"{path}: {len(_entries(Ledger(path, reads=True)))} lines, none altered")
 
 
 def _check_there(path: Path) -> None:
     """Refuse a ledger that does not exist: "nothing was spent" would be told of a mistyped name."""
     if not ledger_exists(path):
         raise InputError("ledger", "does not exist; nothing was spent with it", path)
+
+
+def _entries(ledger: Ledger) -> list[Entry]:
+    """All lines."""
+    try:
+        return ledger.entries()
+    except PermissionError as error:
+        raise InputError("ledger", DENIED, error.filename) from None
 
 
 def _composition(found: Balance) -> str:

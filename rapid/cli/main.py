@@ -109,6 +109,10 @@ def _report(error: Exception, options: argparse.Namespace) -> int:
         # the reader of our output is gone; without this, flushing stdout at exit would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    if isinstance(error, PermissionError) and error.filename is not None:
+        told = "permission denied; give yourself the right to use it"
+        print(f"{_name()}: {printable(str(error.filename))}: {told}", file=sys.stderr)
+        return InputError.exit_code
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         print(f"{_name()}: {printable(str(error.filename))}: {TOO_LONG}", file=sys.stderr)
         return InputError.exit_code

@@ -169,7 +169,8 @@ def load_reference(path: Path, device: torch.device) -> Reference:
         InputError: the file is missing, damaged or another one.
     """
     try:
-        with safe_open(path, "pt") as stored:
+        # safetensors calls a file missing that may not be read
+        with path.open("rb"), safe_open(path, "pt") as stored:
             facts = Facts.model_validate_json((stored.metadata() or {})[METADATA])
             weights = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a dict
         network = build(facts.kind, facts.channels, facts.size, len(facts.classes), device, 0)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from rapid.errors import InputError
+from rapid.errors import DENIED, InputError
 
 CONFIG = "config.json"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -40,7 +40,11 @@ class StoredNetwork(nn.Module):
         """
         network = cls(_read_config(folder))
         try:
-            network.load_state_dict(load_file(folder / WEIGHTS))
+            # safetensors calls a file missing that may not be read
+            with (folder / WEIGHTS).open("rb"):
+                network.load_state_dict(load_file(folder / WEIGHTS))
+        except PermissionError:
+            raise InputError("", DENIED, folder / WEIGHTS) from None
         except (OSError, SafetensorError, RuntimeError):
             problem = "the weights are missing, damaged or of another network; copy the bundle again"
             raise InputError("", problem, folder) from None
@@ -85,6 +89,8 @@ def write_weights(network: nn.Module, path: Path, metadata: dict[str, str] | Non
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except PermissionError:
+        raise InputError("", DENIED, folder / CONFIG) from None
     except (OSError, ValueError):
         raise InputError("", f"{CONFIG} is missing or damaged; copy the bundle again", folder) from None
     return config

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests_rights import as_anyone, locked
 from torch import nn
 
 from rapid.config.presets import DEFAULT_METHOD, preset_names, preset_tree
@@ -15,7 +16,7 @@ from rapid.methods import apply_overrides, load_settings
 from rapid.methods.rapid.settings import RapidSettings
 from rapid.nn import Autoencoder, Denoiser, TrajectoryEncoder
 from rapid.nn.groups import group_count
-from rapid.nn.storage import WEIGHTS
+from rapid.nn.storage import CONFIG, WEIGHTS
 
 PAPER = {
     # latent shape, autoencoder multipliers, U-Net channels, multipliers, batch (Tables 6 and 7)
@@ -79,6 +80,11 @@ def test_saved_networks_load_as_they_were(tmp_path: Path, tiny_settings: RapidSe
         ):
             assert name == other
             assert torch.equal(first, second)
+        for file in (WEIGHTS, CONFIG):
+            locked(folder / file)
+            with as_anyone(), pytest.raises(InputError, match=f"{file}: cannot be read .permission denied.; give"):
+                type(network).load(folder)
+            (folder / file).chmod(0o600)
         (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-5])
         with pytest.raises(InputError, match="weights are missing, damaged"):
             type(network).load(folder)
