@@ -144,7 +144,9 @@ def automatic(setup: Setup) -> Outcome:
     letters = setup.made("letters.npz") if setup.smallest else sample_path("letters")
     call("build-kb", "--public", letters, "--out", base, *minutes, *here)
     private = ["--private", setup.made("digits.npz"), "--epsilon", "50"]
-    call("train-private", "--base", base, *private, "--out", out, *minutes, *here)
+    # a batch that is given is not refused for the few seconds
+    batch = settings(["private.expected_batch=25"])
+    call("train-private", "--base", base, *private, "--out", out, *minutes, *batch, *here)
     call("generate", "--model", out, "--count", "100", "--for-training", "--out", setup.folder / "training.npz", *here)
     statement = json.loads((out / "privacy.json").read_text())
     return f"{len(statement['releases'])} releases, {statement['steps']} steps, 100 images", {}

@@ -107,10 +107,13 @@ class Choice:
     Attributes:
         settings: nested as in YAML; what is missing has its default.
         why: lines for the user, before the work begins.
+        too_short: what is wrong with the minutes, if epsilon would be spent for nothing; the run does not begin then,
+            unless the user gave private.expected_batch.
     """
 
     settings: Tree
     why: tuple[str, ...]
+    too_short: str = ""
 
 
 @runtime_checkable

@@ -27,6 +27,8 @@ WORK = 0.9
 MEASURED_SHARE, MEASURED_SECONDS = 0.01, 20.0
 """How long a gradient is measured: a share of the minutes, at most so many seconds. A program that disturbed a
 shorter measurement cost half of the batch."""
+BATCH = "private.expected_batch"
+"""Who gives it has decided what the minutes are too short for."""
 RESUMED = "the settings of the earlier run stay, for the time that it was given; another --minutes changes nothing"
 """What is told where a run is resumed, and nothing is chosen."""
 
@@ -133,10 +135,17 @@ class AutomaticChoice:
         earlier: Mapping[str, Any],
         ranks: Ranks,
     ) -> MethodSettings:
-        """By the gradients for which there is time; see `PrivateChoice`."""
+        """By the gradients for which there is time; see `PrivateChoice`.
+
+        Raises:
+            InputError: as there; or there is time for so few that epsilon would be spent for nothing.
+        """
         tree = dict(earlier)
         if not tree:
             choice = self._chooser().choose_private(settings, facts, epsilon, found, ranks.count)
+            if choice.too_short and not any(one.partition("=")[0].strip() == BATCH for one in self.overrides):
+                fix = f"give more, or choose a batch that takes longer by --set {BATCH}=N"
+                raise InputError("minutes", f"{choice.too_short}; {fix}", as_typed(self.minutes))
             tree = settings.model_dump(mode="json")
             for name, section in choice.settings.items():
                 tree[name] = tree[name] | section

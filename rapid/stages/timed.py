@@ -114,11 +114,15 @@ class TimedSteps:
         if isinstance(method, Paced):
             other = method.other_work(settings) / (own.expected_batch * own.multiplicity) * seconds * processes
         steps = int((WORK * 60 * self.minutes - other) / seconds)
-        if other and steps < 1:
-            least = math.ceil((other + seconds * LEAST_STEPS) / WORK / 60)
-            problem = f"are too few: all that comes beside DP-SGD takes about {other / 60:.1f} minutes; give at least"
-            raise InputError("minutes", f"{problem} {least}, or leave it out", self.minutes)
-        return max(1, steps)
+        if steps < 1:
+            needed = (other + seconds * LEAST_STEPS) / WORK / 60
+            # epsilon would be spent on a network that is hardly trained
+            takes = f"a step takes {seconds:.3g} s, as measured"
+            if other:
+                takes = f"all that comes beside DP-SGD takes about {other / 60:.1f} minutes"
+            least = math.ceil(needed) if other else f"{needed:.2g}"
+            raise InputError("minutes", f"are too few: {takes}; give at least {least}, or leave it out", self.minutes)
+        return steps
 
 
 def _with_steps(settings: MethodSettings) -> DpSgdSettings:

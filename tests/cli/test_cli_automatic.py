@@ -1,4 +1,4 @@
-"""`--preset auto` and `--minutes` as a user meets them: the three commands without any `--set`."""
+"""`--preset auto` and `--minutes` as a user meets them: the three commands without settings."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from PIL import Image
 from tests_process import Program, run, wait_for
 
 RESUMED = "the settings of the earlier run stay, for the time that it was given; another --minutes changes nothing\n"
+
+SHORT = ("--minutes", 0.02, "--set", "private.expected_batch=16")
+"""A batch that is given is not refused for so little time."""
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +53,15 @@ def test_the_three_commands_need_no_settings(tmp_path: Path, colours: Path) -> N
         told = f"rapid: --epsilon {float(epsilon)}: must be a positive number"
         assert refused.stderr.splitlines()[-1].startswith(told)
         assert "N = 160" not in refused.stdout
+    # epsilon is not spent for a batch of one image
+    short = run(*train, "--out", tmp_path / "refused", "--ledger", tmp_path / "ledger.jsonl", "--minutes", 0.001)
+    assert short.returncode == 2
+    told = "rapid: --minutes 0.001: leave time for less than 1 gradient a step, too few for the noise, so that epsilon "
+    assert short.stderr.splitlines()[-1].startswith(told)
+    assert "N = 160" not in short.stdout
     assert not (tmp_path / "refused").exists()
-    train = (*train, "--out", model, "--ledger", tmp_path / "ledger.jsonl", "--minutes", 0.02)
+    assert "  run " not in run("ledger", "show", "--ledger", tmp_path / "ledger.jsonl").stdout
+    train = (*train, "--out", model, "--ledger", tmp_path / "ledger.jsonl", *SHORT)
     trained = run(*train)
     assert trained.returncode == 0, trained.stderr
     assert "40 steps by N = 160 and epsilon 5" in trained.stdout
@@ -116,7 +126,7 @@ def test_photographs_of_all_sizes_need_no_settings(tmp_path: Path) -> None:
     assert image == {"size": 64, "channels": 3, "fit": "contain"}
     train = ("train-private", "--base", base, "--private", private, "--epsilon", 5, "--delta", 1e-3)
     # half a minute on an idle machine, more beside other programs
-    trained = run(*train, "--out", model, "--ledger", ledger, "--minutes", 0.02, timeout=400)
+    trained = run(*train, "--out", model, "--ledger", ledger, *SHORT, timeout=400)
     assert trained.returncode == 0, trained.stderr
     assert "rapid: private images are fitted into 64x64: larger ones are scaled down" in trained.stderr
     assert "8-bit" not in trained.stderr

@@ -81,7 +81,7 @@ def trained(images: Path, base: Path) -> tuple[object, ...]:
     """The command of the private stage, which has run once."""
     command = (
         "train-private", "--base", base, "--private", images / "private.npz", "--epsilon", 5, "--delta", 1e-3, "--out",
-        images / "model", "--ledger", images / "ledger.jsonl", "--minutes", 0.02,
+        images / "model", "--ledger", images / "ledger.jsonl", "--minutes", 0.02, "--set", "private.expected_batch=16",
     )  # fmt: skip
     done(*command)
     return command

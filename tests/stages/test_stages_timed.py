@@ -164,6 +164,12 @@ def test_warm_up_and_distillation_take_part_of_the_minutes(tiny_settings: RapidS
         TimedSteps(None, (), 0.05, print).private_settings(settings, None, 1.0, 0.5, {}, Ranks())
 
 
+def test_epsilon_is_not_spent_for_less_than_a_step() -> None:
+    settings = apply_overrides({"method": "dpdm"}, [])
+    with pytest.raises(InputError, match=r"are too few: a step takes 4 s, as measured; give at least 0\.22, or"):
+        TimedSteps(None, (), 0.05, print).private_settings(settings, None, 1.0, 4.0, {}, Ranks())
+
+
 def test_what_comes_before_the_steps_is_not_measured(tiny_settings: RapidSettings) -> None:
     method: object = find_method("rapid")
     assert isinstance(method, Paced)

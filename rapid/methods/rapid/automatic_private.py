@@ -51,7 +51,7 @@ LEAST_BATCH = 128
 LEVELS, UNMEASURED = 0.25, {"enough_accepted": 0.0, "least_accepted": 0.0, "confidence": 0.0}
 """Largest share of the time for finding levels of guidance and confidence, and what images are drawn with instead."""
 FEW_DRAWS = 32
-"""Of examples in a step: fewer are said to be too few."""
+"""Of examples in a step: with fewer no run begins. Epsilon cannot be had back, and minutes can."""
 
 
 def choose_private(
@@ -115,12 +115,15 @@ def choose_private(
         f"private: {first}{steps} steps by N = {facts.dataset_size:,} and epsilon {as_typed(epsilon)}, of {batch} "
         f"images on average, {multiplicity} {drawn} each; about {used:.0%} of the time for DP-SGD, as measured"
     )
-    lines = [why]
+    lines, too_short = [why], ""
     if draws < FEW_DRAWS and draws < size:
-        lines.append(f"private: {max(1, int(draws))} gradients a step are too few for the noise; give more --minutes")
+        counted = "less than 1 gradient" if draws < 1 else "1 gradient" if draws < 2 else f"{int(draws)} gradients"
+        too_short = (
+            f"leave time for {counted} a step, too few for the noise, so that epsilon would be spent for nothing"
+        )
     if generation:
         lines.append("images: no time to find levels of guidance and confidence; all classes get full guidance")
-    return Choice({"private": private} | ({"generation": generation} if generation else {}), tuple(lines))
+    return Choice({"private": private} | ({"generation": generation} if generation else {}), tuple(lines), too_short)
 
 
 def _divided(draws: float, steps: int, size: int, epsilon: float) -> tuple[int, int]:

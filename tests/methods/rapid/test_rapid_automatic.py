@@ -31,7 +31,9 @@ from rapid.methods.rapid.automatic_private import choose_private, seconds_per_gr
 from rapid.methods.rapid.diagnosis import autoencoder_psnr
 from rapid.methods.rapid.networks import AutoencoderRecipe, build_denoiser, train_autoencoder
 from rapid.methods.rapid.settings import RapidSettings
+from rapid.ranks import Ranks
 from rapid.rounding import as_typed
+from rapid.stages.automatic import AutomaticChoice
 from rapid.training import Checkpoint
 
 CPU = torch.device("cpu")
@@ -305,8 +307,31 @@ def test_levels_leave_time_for_private_training() -> None:
         assert any("levels of guidance" in line for line in found.why)
     own = many.settings["private"]
     assert own["expected_batch"] * own["multiplicity"] * own["steps"] > 0.6 * 130_000
-    assert any("give more --minutes" in line for line in none.why)
-    assert not any("give more --minutes" in line for line in (*few.why, *many.why))
+    assert none.too_short
+    assert few.too_short == many.too_short == ""
+
+
+@pytest.mark.parametrize(
+    ("draws", "told"),
+    [(0.5, "less than 1 gradient a step"), (1.5, "1 gradient a step"), (31.5, "31 gradients a step"), (33, "")],
+)
+def test_a_plan_with_too_few_gradients_is_refused(draws: float, told: str) -> None:
+    base = apply_overrides({"method": "rapid"}, [])
+    assert isinstance(base, RapidSettings)
+    facts = PublicFacts(14_000, (), (32, 32))
+    steps = choose_private(base, facts, 1.0, 1e6).settings["private"]["steps"]
+    found = choose_private(base, facts, 1.0, draws * steps)
+    assert told in found.too_short
+    assert bool(told) == bool(found.too_short)
+    if told:
+        request = AutomaticChoice("rapid", (), 0.5, print)
+        with pytest.raises(InputError, match=r"^minutes 0\.5: leave time for .*--set private\.expected_batch=N$"):
+            request.private_settings(base, facts, 1.0, draws * steps, {}, Ranks())
+        batch = AutomaticChoice("rapid", ("private.expected_batch=100",), 0.5, print)
+        own = batch.private_settings(base, facts, 1.0, draws * steps, {}, Ranks()).private
+        assert own.model_dump()["expected_batch"] == 100
+        # a run that was begun goes on
+        request.private_settings(base, facts, 1.0, 0.0, base.model_dump(mode="json"), Ranks())
 
 
 def test_the_first_of_several_processes_works_alone_in_its_own_time() -> None:
