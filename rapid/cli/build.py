@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from shlex import quote
 
 from rapid.bundle import Bundle
 from rapid.bundle.networks import open_networks
@@ -43,10 +44,11 @@ def build_kb(options: argparse.Namespace) -> None:
     print(f"public bundle: {bundle.path}" + (f" ({held:,} records in the knowledge base)" if held else ""))
     for line in bundle.config.facts.get("findings", []):
         print(line)
+    made = quote(str(bundle.path))
     if find_method(bundle.config.method).base == "none":
-        print(f"next: rapid generate --model {bundle.path} --count 1000 --out DIR")
+        print(f"next: rapid generate --model {made} --count 1000 --out DIR")
     else:
-        print(f"next: rapid train-private --base {bundle.path} --private PATH --epsilon 1 --out DIR")
+        print(f"next: rapid train-private --base {made} --private PATH --epsilon 1 --out DIR")
 
 
 def _asked(options: argparse.Namespace) -> tuple[Bundle | None, MethodSettings | AutomaticChoice]:

@@ -6,6 +6,7 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import torch
@@ -84,7 +85,7 @@ def run_demo(out: Path, device: torch.device, networks: Bundle, overrides: Seque
     assert private.privacy is not None
     print(f"\nsynthetic digits:   {out / 'samples.png'}\nand their neighbours: {out / 'neighbours.png'}\n")
     print(textwrap.fill(privacy_in_words(private.privacy), 100))
-    print(f"\nto serve the model: rapid serve --model {private.path}")
+    print(f"\nto serve the model: rapid serve --model {quote(str(private.path))}")
 
 
 def samples_picture(generator: RapidGenerator, columns: int = COLUMNS, seed: int = 0) -> Pixels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from shlex import quote
 
 from rapid.cli.arguments import check_apart
 from rapid.errors import InputError
@@ -95,5 +96,5 @@ def _save_features(options: argparse.Namespace) -> None:
         f"{facts.train_source}, {facts.test_accuracy:.2%} right on {facts.test_source}; sha256 "
         f"{content_hash(options.save_features)}"
     )
-    print(f"use it with --features {options.save_features}")
+    print(f"use it with --features {quote(str(options.save_features))}")
     print(TRAINED_ON_REAL)

@@ -7,6 +7,7 @@ import json
 import sys
 import warnings
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rapid.bundle import Bundle
@@ -146,10 +147,11 @@ def train_private(options: argparse.Namespace) -> None:
     assert bundle.privacy is not None
     print(f"private bundle: {bundle.path}")
     print(privacy_in_words(bundle.privacy))
+    made = quote(str(bundle.path))
     if bundle.config.facts.get("task") == CLASSIFICATION:
-        print(f"next: rapid predict --model {bundle.path} --data PATH --out predictions.csv")
+        print(f"next: rapid predict --model {made} --data PATH --out predictions.csv")
     else:
-        print(f"next: rapid generate --model {bundle.path} --count 100 --out images.npz")
+        print(f"next: rapid generate --model {made} --count 100 --out images.npz")
 
 
 def _automatic(options: argparse.Namespace) -> PrivateChoice | None:

@@ -7,6 +7,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import yaml
@@ -66,7 +67,7 @@ def tune(options: argparse.Namespace) -> None:
         f"{bundle.privacy['dataset_size']:,} private {_units(bundle.privacy)} rightly (a noisy count)"
     )
     print(privacy_in_words(bundle.privacy))
-    print(f"next: rapid generate --model {bundle.path} --count 100 --out images.npz")
+    print(f"next: rapid generate --model {quote(str(bundle.path))} --count 100 --out images.npz")
 
 
 def _announce(selection: Selection) -> None:

@@ -32,10 +32,12 @@ def few_samples(letters: Path, digits: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.filterwarnings("ignore:private.tones.share")  # noise hides the tones of so few images
 @pytest.mark.filterwarnings("ignore:the probe takes .*% of the images")  # so small a probe may take none
 def test_demo(networks: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path /= "my demo"
     demo.run_demo(tmp_path, torch.device("cpu"), networks, OVERRIDES)
     said = capsys.readouterr().out
     assert "differentially private" in said
-    assert f"rapid serve --model {tmp_path / 'private'}" in said
+    # as a shell takes it
+    assert f"rapid serve --model '{tmp_path}/private'\n" in said
     pictures = [np.asarray(Image.open(tmp_path / name)) for name in ("samples.png", "neighbours.png")]
     assert all(picture.ndim == 3 and picture.std() > 1 for picture in pictures)
     private = Bundle.open(tmp_path / "private", "model", "private")

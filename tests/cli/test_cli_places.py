@@ -1,12 +1,14 @@
-"""An `--out` among the images that a command reads is refused before anything is read or spent."""
+"""Paths: an `--out` among the images that a command reads is refused, and what is printed can be pasted."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests_support import TINY
 
 from rapid.cli import main
 from rapid.dp.ledger import default_path
@@ -72,3 +74,20 @@ def test_an_output_beside_the_images_is_not(
         command = f"train-private --base {public_bundle} --private {private} --epsilon 0 --out {out}"
         assert main(command.split()) == 2
         assert "lies inside" not in capfd.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:at this epsilon")
+def test_the_next_command_can_be_pasted(
+    tmp_path: Path, letters: Path, digits: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    base, model = tmp_path / "my bundles; now" / "base", tmp_path / "my bundles; now" / "it's a model"
+    networks = [word for one in TINY if not one.startswith(("private.", "generation.")) for word in ("--set", one)]
+    assert main(["build-kb", "--public", str(letters), "--out", str(base), "--preset", "demo", *networks]) == 0
+    (told,) = (line for line in capfd.readouterr().out.splitlines() if line.startswith("next: "))
+    command = shlex.split(told)[2:]
+    assert command == ["train-private", "--base", str(base), "--private", "PATH", "--epsilon", "1", "--out", "DIR"]
+    private = [word for one in TINY if one.startswith("private.") for word in ("--set", one)]
+    given = {"PATH": str(digits), "DIR": str(model)}
+    assert main([given.get(word, word) for word in command] + private) == 0
+    (told,) = (line for line in capfd.readouterr().out.splitlines() if line.startswith("next: "))
+    assert shlex.split(told)[2:] == ["generate", "--model", str(model), "--count", "100", "--out", "images.npz"]
