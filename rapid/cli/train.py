@@ -32,7 +32,7 @@ from rapid.rounding import rounded_up
 from rapid.runtime import choose_device
 from rapid.stages.automatic import AutomaticChoice, PrivateChoice
 from rapid.stages.private import train_private_bundle
-from rapid.stages.private_set import check_colours, warn_of_delta
+from rapid.stages.private_set import check_colours, check_privacy, check_request, warn_of_delta
 from rapid.stages.setup import Setup
 from rapid.stages.timed import TimedSteps
 
@@ -52,6 +52,9 @@ def plan(options: argparse.Namespace) -> None:
     for field, numbers in (("batch", options.batch), ("steps", options.steps)):
         if any(number < 1 for number in numbers):
             raise InputError(field, "must be at least 1", min(numbers))
+    epsilons = options.epsilon or [1.0, 10.0]
+    for epsilon in epsilons:
+        check_privacy(epsilon, options.delta)
     images = None if options.private is None else private_images(options).load(settings.image)
     if images is not None:
         check_colours(images, settings, base)
@@ -59,6 +62,9 @@ def plan(options: argparse.Namespace) -> None:
             warnings.warn(UNDECLARED, stacklevel=2)
     facts = _facts(options, images)
     delta = default_delta(facts.dataset_size) if options.delta is None else options.delta
+    for epsilon in epsilons:
+        # of very many images the default delta may be too small
+        check_budget(epsilon, delta, facts.dataset_size)
     parameters = method.trained_parameters(settings, len(facts.classes) or 1)
 
     def specs(batch: int, steps: int) -> list[DpSgdSpec | QuerySpec]:
@@ -72,9 +78,6 @@ def plan(options: argparse.Namespace) -> None:
             raise
 
     pairs = choices(numbers_of, facts.dataset_size, options.batch, options.steps)
-    epsilons = options.epsilon or [1.0, 10.0]
-    for epsilon in epsilons:
-        check_budget(epsilon, delta, facts.dataset_size)
     warn_of_delta(delta, facts)
     group_size, rows = settings.private.group_size, []
     with Progress("planning", len(pairs) * len(epsilons), "plan") as progress:
@@ -126,7 +129,8 @@ def train_private(options: argparse.Namespace) -> None:
     with Ranks.join(device, LONG_TIMEOUT) as ranks:
         settings = ranks.all_or_none(lambda: settings_of_run(options.base, options))
         images = ranks.all_or_none(lambda: private_images(options))
-        ranks.all_or_none(lambda: check_resume(options) if ranks.first else None)
+        ranks.all_or_none(lambda: check_run(options, images) if ranks.first else None)
+        automatic = ranks.all_or_none(lambda: _automatic(options))
         if ranks.first:
             tell_fit(settings.image)
         bundle = train_private_bundle(
@@ -140,7 +144,7 @@ def train_private(options: argparse.Namespace) -> None:
             resume=options.resume,
             ranks=ranks,
             ledger=options.ledger,
-            automatic=ranks.all_or_none(lambda: _automatic(options)),
+            automatic=automatic,
         )
     if bundle is None:
         return
@@ -173,11 +177,21 @@ def settings_chosen(options: argparse.Namespace) -> bool:
     return AUTO in (options.preset, Bundle.open(options.base, "base", "public").config.settings.get("preset"))
 
 
+def check_run(options: argparse.Namespace, images: PrivateImages) -> None:
+    """Refuse what is wrong with the arguments of a private run by themselves, before anything is told of the run.
+
+    Raises:
+        InputError: see above.
+    """
+    check_resume(options)
+    check_request(images, options.out, options.epsilon, options.delta, resume=options.resume)
+
+
 def tell_fit(form: ImageSettings) -> None:
     """Say on stderr what the settings do to private images; what these are like is not told."""
     if form.fit == "contain":
         how = "larger ones are scaled down, with their aspect ratio kept, and all are padded with black"
-        print(f"rapid: private images are fitted into {form.size}x{form.size}: {how}", file=sys.stderr, flush=True)
+        print(f"private images are fitted into {form.size}x{form.size}: {how}", file=sys.stderr, flush=True)
 
 
 def private_images(options: argparse.Namespace) -> PrivateImages:

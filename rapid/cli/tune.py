@@ -13,8 +13,7 @@ from typing import Any
 import yaml
 
 from rapid.bundle.card import privacy_in_words
-from rapid.cli.arguments import check_resume
-from rapid.cli.train import private_images, settings_chosen, settings_of_run, tell_fit
+from rapid.cli.train import check_run, private_images, settings_chosen, settings_of_run, tell_fit
 from rapid.config.sections import MethodSettings
 from rapid.dp.selection import Selection
 from rapid.dp.trials import LARGEST_MEAN, LARGEST_SHAPE, Trials
@@ -33,13 +32,14 @@ LEAST_IMAGES = 10
 
 def tune(options: argparse.Namespace) -> None:
     """`rapid tune`."""
-    check_resume(options)
     candidates = _candidates(options)
     if options.score_images < LEAST_IMAGES:
         raise InputError("score_images", f"must be at least {LEAST_IMAGES}", options.score_images)
     scoring = Scoring(
         partial(train_labeller, count=options.score_images), options.score_share, {"images": options.score_images}
     )
+    trials, images = _trials(options), private_images(options)
+    check_run(options, images)
     tell_fit(next(iter(candidates.values())).image)
     if settings_chosen(options):
         told = "tune does not choose: what --set and the candidates leave out is that of --base, also batch and steps"
@@ -47,13 +47,13 @@ def tune(options: argparse.Namespace) -> None:
     print(f"planning the noise of {len(candidates)} candidates", file=sys.stderr, flush=True)
     bundle = tune_private_bundle(
         options.base,
-        private_images(options),
+        images,
         options.out,
         candidates,
         scoring,
         epsilon=options.epsilon,
         delta=options.delta,
-        trials=_trials(options),
+        trials=trials,
         device=choose_device(options.device),
         resume=options.resume,
         ledger=options.ledger,

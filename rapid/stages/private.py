@@ -24,11 +24,10 @@ from rapid.dp.ledger import Ledger, default_path
 from rapid.dp.spending import Charge
 from rapid.dp.statement import privacy_statement
 from rapid.mapped import scratch_in
-from rapid.places import check_outside
 from rapid.ranks import Ranks
 from rapid.stages.automatic import PrivateChoice, earlier_settings
 from rapid.stages.given import checked_components, described
-from rapid.stages.private_set import Json, PrivateSet
+from rapid.stages.private_set import Json, PrivateSet, check_request
 from rapid.stages.setup import Setup, check_releases
 from rapid.training import RunFolder
 
@@ -95,12 +94,7 @@ def train_private_bundle(  # noqa: PLR0913 - each is an argument of the command
         Stopped: a stop was requested; the state is saved, and the steps that were begun are charged.
     """
     ranks = ranks or Ranks()
-
-    def check() -> None:
-        check_outside(out, private.path, "private")
-        RunFolder(out).check(resume=resume)
-
-    ranks.all_or_none(lambda: check() if ranks.first else None)
+    ranks.all_or_none(lambda: check_request(private, out, epsilon, delta, resume=resume) if ranks.first else None)
     ranks.agree("--device", device.type.encode())
     setup = ranks.all_or_none(lambda: Setup.open(base, settings, device))
     # before the images are read, on whose number and files a measurement must not depend: what it decides is published

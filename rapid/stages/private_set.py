@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -14,6 +15,7 @@ from rapid.config.sections import MethodSettings
 from rapid.data import ImageSet
 from rapid.data.classes import UNDECLARED
 from rapid.data.private import PrivateImages
+from rapid.data.readers import FORMATS
 from rapid.data.units import ONE_PERSON
 from rapid.dp.access import PublicFacts
 from rapid.dp.budget import Budget
@@ -23,12 +25,15 @@ from rapid.dp.releases import check_budget, default_delta
 from rapid.dp.spending import Charge
 from rapid.errors import InputError
 from rapid.mapped import taken
+from rapid.places import check_outside
 from rapid.ranks import Ranks
 from rapid.rounding import as_typed, rounded_down
 from rapid.tones.release import warn_if_hidden
 from rapid.training import RunFolder
 
 Json = dict[str, Any]
+DELTA = 1e-5
+"""One that is in range, where none is given."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,38 @@ class PrivateSet:
             units = np.searchsorted(part, images.units[own]).astype(np.int64)
         labels = None if images.labels is None else images.labels[own]
         return replace(images, images=taken(images.images, own), labels=labels, units=units)
+
+
+def check_request(private: PrivateImages, out: Path, epsilon: float, delta: float | None, *, resume: bool) -> None:
+    """Refuse arguments that are wrong whatever the images are. None is opened: what is there may not be timed yet.
+
+    Args:
+        private: where they are.
+        out: folder of the run.
+        epsilon: budget.
+        delta: None for 1 / (N ln N).
+        resume: continue the run in `out`.
+
+    Raises:
+        InputError: no images there, epsilon or delta out of range, or an `out` among the images, or that
+            `RunFolder.check` refuses.
+    """
+    check_privacy(epsilon, delta)
+    if not private.path.exists():
+        raise InputError("private", f"does not exist; give {FORMATS}", private.path)
+    check_outside(out, private.path, "private")
+    RunFolder(out).check(resume=resume)
+
+
+def check_privacy(epsilon: float, delta: float | None) -> None:
+    """Refuse an epsilon or a delta that is wrong for any number of images.
+
+    Raises:
+        InputError: see above.
+    """
+    if delta is not None and not 0 < delta < 1:
+        raise InputError("delta", "must lie in (0, 1), and well under 1/N for N images, or people", as_typed(delta))
+    check_budget(epsilon, DELTA if delta is None else delta, 1)
 
 
 def warn_of_delta(delta: float, facts: PublicFacts) -> None:

@@ -34,12 +34,11 @@ from rapid.dp.trials import Trials
 from rapid.errors import InputError, PrivacyRefused, Stopped
 from rapid.files import content_hash, write_json
 from rapid.mapped import scratch_in
-from rapid.places import check_outside
 from rapid.progress import hidden
 from rapid.rounding import as_typed
 from rapid.stages.given import checked_components, described
 from rapid.stages.private import Prepared, write_model
-from rapid.stages.private_set import Json, PrivateSet
+from rapid.stages.private_set import Json, PrivateSet, check_request
 from rapid.stages.setup import Setup, check_releases
 from rapid.stopping import check_stop
 from rapid.training import RunFolder
@@ -56,11 +55,18 @@ class Scoring:
         labeller: (finished private bundle, device) -> what labels images; it sees nothing private but the bundle.
         share: of a trial's epsilon that the noisy count would spend by itself, in (0, 1).
         words: what else decides about the score; ready for JSON.
+
+    Raises:
+        InputError: the share is out of range.
     """
 
     labeller: Callable[[Path, torch.device], Labeller]
     share: float
     words: Json
+
+    def __post_init__(self) -> None:
+        # before the images are read, whatever their number
+        score_spec(1, self.share)
 
 
 @dataclass(frozen=True)
@@ -116,8 +122,7 @@ def tune_private_bundle(  # noqa: PLR0913 - each is an argument of the command
         PrivacyRefused: the limit of the images would be exceeded, or a trial was refused.
         Stopped: a stop was requested; the state is saved, and everything stays charged.
     """
-    check_outside(out, private.path, "private")
-    RunFolder(out).check(resume=resume)
+    check_request(private, out, epsilon, delta, resume=resume)
     book = Ledger(ledger or default_path())
     setups = {name: Setup.open(base, settings, device) for name, settings in candidates.items()}
     with scratch_in(out):

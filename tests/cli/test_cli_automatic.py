@@ -128,7 +128,7 @@ def test_photographs_of_all_sizes_need_no_settings(tmp_path: Path) -> None:
     # half a minute on an idle machine, more beside other programs
     trained = run(*train, "--out", model, "--ledger", ledger, *SHORT, timeout=400)
     assert trained.returncode == 0, trained.stderr
-    assert "rapid: private images are fitted into 64x64: larger ones are scaled down" in trained.stderr
+    assert "\nprivate images are fitted into 64x64: larger ones are scaled down" in f"\n{trained.stderr}"
     assert "8-bit" not in trained.stderr
     # the account is that of the images as they are stored
     shown = run("ledger", "show", private, "--ledger", ledger)

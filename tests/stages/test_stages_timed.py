@@ -118,10 +118,12 @@ class _Observed(TimedSteps):
 def test_the_measurement_is_over_before_anything_of_the_private_images_is_read(tmp_path: Path) -> None:
     """How long reading takes depends on them, and what follows from the measurement is published."""
     settings = apply_overrides({"method": "dpdm", "image": {"size": 32}}, DPDM)
-    with pytest.raises(InputError, match=r"none\.npz"):
+    # that the file is there may be known before
+    (tmp_path / "empty.npz").touch()
+    with pytest.raises(InputError, match=r"empty\.npz: is damaged"):
         train_private_bundle(
-            None, PrivateImages(tmp_path / "none.npz"), tmp_path / "out", settings, epsilon=5.0, delta=1e-3, device=CPU,
-            resume=False, ledger=tmp_path / "ledger.jsonl", automatic=_Observed(None, DPDM, 1.0, print),
+            None, PrivateImages(tmp_path / "empty.npz"), tmp_path / "out", settings, epsilon=5.0, delta=1e-3,
+            device=CPU, resume=False, ledger=tmp_path / "ledger.jsonl", automatic=_Observed(None, DPDM, 1.0, print),
         )  # fmt: skip
     assert _Observed.measurements == [1.0]
 
