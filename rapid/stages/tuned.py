@@ -11,7 +11,8 @@ import os
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -124,7 +125,10 @@ def tune_private_bundle(  # noqa: PLR0913 - each is an argument of the command
     """
     check_request(private, out, epsilon, delta, resume=resume)
     book = Ledger(ledger or default_path())
-    setups = {name: Setup.open(base, settings, device) for name, settings in candidates.items()}
+    setups = {}
+    for name, settings in candidates.items():
+        with _blamed(name):
+            setups[name] = Setup.open(base, settings, device)
     with scratch_in(out):
         plan = _prepare(setups, private, out, scoring, epsilon, delta, trials, book)
     planned(plan.selection)
@@ -248,7 +252,10 @@ def _prepare(
         "score": scoring.words | {"share": scoring.share},
     } | private.request(first.base, epsilon, delta)
     score = score_spec(facts.dataset_size, scoring.share)
-    specs = {name: [*setup.releases(facts), score] for name, setup in setups.items()}
+    specs = {}
+    for name, setup in setups.items():
+        with _blamed(name):
+            specs[name] = [*setup.releases(facts), score]
     selection = _earlier_selection(out, asked)
     if selection is None:
         selection = calibrate_selection(specs, epsilon=epsilon, delta=asked["delta"], trials=trials, unit=facts.unit)
@@ -260,6 +267,17 @@ def _prepare(
         # once before anything is spent, as in `rapid.stages.private`
         described(run.setup.method, run.setup.settings, run.setup.base, run.budget)
     return _Plan(runs, selection, private, asked)
+
+
+@contextmanager
+def _blamed(candidate: str) -> Iterator[None]:
+    """Errors about settings name the candidate that has them: they may be those of the base, which nobody gave."""
+    try:
+        yield
+    except InputError as error:
+        if "." not in error.field:
+            raise
+        raise InputError("candidates", f"'{candidate}': {error}") from None
 
 
 def _earlier_selection(out: Path, asked: Json) -> Selection | None:

@@ -57,6 +57,17 @@ def test_settings_are_chosen_privately(tmp_path: Path, public_bundle: Path, digi
         ("a: {private.steps: 0}", "", "'a': private.steps: must be at least 1"),
         ("a: {denoiser.channels: 4}", "", "'a': denoiser.channels: the public bundle (--base) fixes 'denoiser'"),
         ("a: {private.nothing: 4}", "", "'a': private.nothing"),
+        ("a: {}\nb: {private.expected_batch: 101}", "", "--candidates: 'b': private.expected_batch 101: "),
+        (
+            "a: {private.steps: 5}",
+            "--set private.expected_batch=101",
+            "--candidates: 'a': private.expected_batch 101: ",
+        ),
+        (
+            "a: {}\nb: {private.noise_source: device}",
+            "--device cpu",
+            "--candidates: 'b': private.noise_source device: ",
+        ),
         ("- private.steps=3", "", "must name candidates and their settings"),
         ("a: [private.steps=3]", "", "'a' must be a name with a mapping"),
         ("a: {", "", "is not valid YAML"),
