@@ -15,6 +15,26 @@ if TYPE_CHECKING:
 DEVICE = "default: auto, which is a GPU if there is one"
 
 
+def given(text: str) -> str:
+    """An argument that may not be empty, as a variable of the shell is that was never set.
+
+    Raises:
+        argparse.ArgumentTypeError: it is.
+    """
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty; give a path")
+    return text
+
+
+def given_path(text: str) -> Path:
+    """A path; an empty one would be the current folder.
+
+    Raises:
+        argparse.ArgumentTypeError: it is empty.
+    """
+    return Path(given(text))
+
+
 def add_command(subparsers: Subparsers, name: str, run: str, description: str) -> argparse.ArgumentParser:
     """A command that runs `run`, "module:function" of `rapid.cli`."""
     parser = subparsers.add_parser(name, help=description, description=description, allow_abbrev=False)
@@ -57,7 +77,7 @@ def add_show_paths(parser: argparse.ArgumentParser) -> None:
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """`--out` of a bundle."""
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the bundle")
+    parser.add_argument("--out", type=given_path, required=True, metavar="DIR", help="new folder for the bundle")
 
 
 def add_units(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +97,7 @@ def add_unit_folders(parser: argparse._ActionsContainer) -> None:
 def add_ledger_file(parser: argparse.ArgumentParser) -> None:
     """`--ledger`."""
     where = "privacy ledger; default: $RAPID_LEDGER, or ~/.local/share/rapid/ledger.jsonl"
-    parser.add_argument("--ledger", type=Path, metavar="FILE", help=where)
+    parser.add_argument("--ledger", type=given_path, metavar="FILE", help=where)
 
 
 def add_settings(parser: argparse.ArgumentParser, default_preset: str | None, shown: str = "that of --base") -> None:

@@ -24,6 +24,8 @@ from rapid.cli.arguments import (
     add_training,
     add_unit_folders,
     add_units,
+    given,
+    given_path,
 )
 from rapid.cli.usage import Parser
 
@@ -49,14 +51,19 @@ def _build_kb(subparsers: Subparsers) -> None:
         subparsers, "build-kb", "build:build_kb", "train networks on public images, and build a knowledge base"
     )
     build.add_argument(
-        "--public", type=Path, action="append", required=True, metavar="PATH", help="public images; may be repeated"
+        "--public",
+        type=given_path,
+        action="append",
+        required=True,
+        metavar="PATH",
+        help="public images; may be repeated",
     )
     build.add_argument("--method", metavar="NAME", help="method; default: that of --preset")
     reuse = (
         "reuse trained networks: builtin:scripts, a folder made by scripts/export-networks, or a public bundle of the "
     )
     reuse += "same images (parts that --preset or --set change are made again)"
-    build.add_argument("--networks", type=Path, metavar="DIR|builtin:NAME", help=reuse)
+    build.add_argument("--networks", type=given_path, metavar="DIR|builtin:NAME", help=reuse)
     add_label_column(build)
     add_output(build)
     add_settings(
@@ -74,7 +81,7 @@ def _plan(subparsers: Subparsers) -> None:
     size.add_argument(
         "--size", type=int, metavar="N", help="number of private images, or of people if they are the units"
     )
-    size.add_argument("--private", type=Path, metavar="PATH", help="private images, to be counted")
+    size.add_argument("--private", type=given_path, metavar="PATH", help="private images, to be counted")
     add_private_set(plan)
     add_units(plan)
     plan.add_argument("--epsilon", type=float, action="append", metavar="E", help="may be repeated; default: 1 and 10")
@@ -85,7 +92,9 @@ def _plan(subparsers: Subparsers) -> None:
     )
     plan.add_argument("--steps", type=int, action="append", default=[], metavar="S", help=f"number of steps {several}")
     plan.add_argument("--method", metavar="NAME", help="method; default: that of --base or --preset")
-    plan.add_argument("--base", type=Path, metavar="DIR", help="public bundle whose network and settings are used")
+    plan.add_argument(
+        "--base", type=given_path, metavar="DIR", help="public bundle whose network and settings are used"
+    )
     add_json(plan)
     add_settings(plan, default_preset=None, shown="that of --base, none with --method, or letters-mnist")
 
@@ -103,7 +112,7 @@ def _tune(subparsers: Subparsers) -> None:
     words = "choose settings privately: train a random number of candidates, and release only the best model"
     tune = add_command(subparsers, "tune", "tune:tune", words)
     candidates = "YAML file: the name of each candidate and the settings that it changes"
-    tune.add_argument("--candidates", type=Path, required=True, metavar="FILE", help=candidates)
+    tune.add_argument("--candidates", type=given_path, required=True, metavar="FILE", help=candidates)
     mean = "mean number of trials; each trains a random candidate; default: 10"
     tune.add_argument("--mean-trials", type=float, default=10.0, metavar="M", help=mean)
     shape = (
@@ -121,9 +130,9 @@ def _tune(subparsers: Subparsers) -> None:
 def _private_run(private: argparse.ArgumentParser) -> None:
     private.add_argument("--method", metavar="NAME", help="method; default: that of --base or --preset")
     private.add_argument(
-        "--base", type=Path, metavar="DIR", help="public bundle made by build-kb, if the method has one"
+        "--base", type=given_path, metavar="DIR", help="public bundle made by build-kb, if the method has one"
     )
-    private.add_argument("--private", type=Path, required=True, metavar="PATH", help="private images")
+    private.add_argument("--private", type=given_path, required=True, metavar="PATH", help="private images")
     add_private_set(private)
     add_units(private)
     private.add_argument(
@@ -138,10 +147,10 @@ def _private_run(private: argparse.ArgumentParser) -> None:
 
 def _generate(subparsers: Subparsers) -> None:
     generate = add_command(subparsers, "generate", "generate:generate", "generate synthetic images")
-    generate.add_argument("--model", type=Path, required=True, metavar="DIR", help="bundle to sample from")
+    generate.add_argument("--model", type=given_path, required=True, metavar="DIR", help="bundle to sample from")
     generate.add_argument("--count", type=int, metavar="N", help="number of images; needed without --class-counts")
     out = "a folder (in the form of Hugging Face's imagefolder), or a file; .png is one picture of up to 2500 images"
-    generate.add_argument("--out", type=Path, required=True, metavar="FOLDER|FILE.npz|.parquet|.png", help=out)
+    generate.add_argument("--out", type=given_path, required=True, metavar="FOLDER|FILE.npz|.parquet|.png", help=out)
     generate.add_argument(
         "--labels", metavar="0,1,2|all", help="classes to generate in turn, by name or number; default: all"
     )
@@ -153,7 +162,7 @@ def _generate(subparsers: Subparsers) -> None:
     training = "for images that are only to train classifiers on: varied ones, none refused, with --soft-labels"
     generate.add_argument("--for-training", action="store_true", help=training)
     how = "write how the images were made: candidates, network calls, and the share that the probe accepted"
-    generate.add_argument("--report", type=Path, metavar="FILE.json", help=how)
+    generate.add_argument("--report", type=given_path, metavar="FILE.json", help=how)
     add_overrides(generate, "override a generation setting, such as generation.sampler=pndm")
     add_device(generate)
 
@@ -163,11 +172,13 @@ def _predict(subparsers: Subparsers) -> None:
         subparsers, "predict", "predict:predict", "classify images with a classifier, into a CSV file"
     )
     predict.add_argument(
-        "--model", type=Path, required=True, metavar="DIR", help="bundle of a classifier, or with a probe"
+        "--model", type=given_path, required=True, metavar="DIR", help="bundle of a classifier, or with a probe"
     )
-    predict.add_argument("--data", type=Path, required=True, metavar="PATH", help="images; labels are not looked at")
+    predict.add_argument(
+        "--data", type=given_path, required=True, metavar="PATH", help="images; labels are not looked at"
+    )
     out = "a row for each image: file name or row, most likely class, probability of each class"
-    predict.add_argument("--out", type=Path, required=True, metavar="predictions.csv", help=out)
+    predict.add_argument("--out", type=given_path, required=True, metavar="predictions.csv", help=out)
     add_device(predict)
 
 
@@ -175,25 +186,25 @@ def _evaluate(subparsers: Subparsers) -> None:
     words = "measure the utility and fidelity of synthetic images, or the accuracy and calibration of a classifier"
     evaluate = add_command(subparsers, "evaluate", "evaluate:evaluate", words)
     synthetic = "images to evaluate, generated by any method; left out to evaluate a classifier or a probe"
-    evaluate.add_argument("--synthetic", type=Path, metavar="PATH", help=synthetic)
-    evaluate.add_argument("--real", type=Path, required=True, metavar="PATH", help="real test images")
+    evaluate.add_argument("--synthetic", type=given_path, metavar="PATH", help=synthetic)
+    evaluate.add_argument("--real", type=given_path, required=True, metavar="PATH", help="real test images")
     train_real = "real training images, evaluated in the same way as an upper bound; needs --open-data"
-    evaluate.add_argument("--train-real", type=Path, metavar="PATH", help=train_real)
+    evaluate.add_argument("--train-real", type=given_path, metavar="PATH", help=train_real)
     add_label_column(evaluate)
     open_data = "confirm that the images of --train-real are open data and need no privacy"
     evaluate.add_argument("--open-data", action="store_true", help=open_data)
     public = "public images, for the feature space and the search for copies; may be repeated"
-    evaluate.add_argument("--public", type=Path, action="append", default=[], metavar="PATH", help=public)
+    evaluate.add_argument("--public", type=given_path, action="append", default=[], metavar="PATH", help=public)
     model = "bundle: search its knowledge base for copies; without --synthetic its classifier or probe"
-    evaluate.add_argument("--model", type=Path, metavar="DIR", help=model)
+    evaluate.add_argument("--model", type=given_path, metavar="DIR", help=model)
     features = (
         "network saved by --save-features: measure distances in its features, and how often it agrees with labels"
     )
-    evaluate.add_argument("--features", type=Path, metavar="FILE", help=features)
+    evaluate.add_argument("--features", type=given_path, metavar="FILE", help=features)
     save = "train a network on --train-real once, test it on --real, and save it for --features; without --synthetic"
-    evaluate.add_argument("--save-features", type=Path, metavar="FILE.safetensors", help=save)
+    evaluate.add_argument("--save-features", type=given_path, metavar="FILE.safetensors", help=save)
     weights = "weights of pytorch-fid's Inception network, for FID against --train-real, as DPImageBench measures it"
-    evaluate.add_argument("--inception", type=Path, metavar="FILE", help=weights)
+    evaluate.add_argument("--inception", type=given_path, metavar="FILE", help=weights)
     names = "all (default), none, or some of small,resnet,wideresnet,resnext; with --save-features one, default small"
     evaluate.add_argument("--classifiers", default="all", metavar="NAMES", help=names)
     evaluate.add_argument("--epochs", type=int, default=8, metavar="E", help="for each classifier; default: 8")
@@ -202,7 +213,7 @@ def _evaluate(subparsers: Subparsers) -> None:
     several = "train N classifiers of each kind, and test their ensembles, too; default: 1"
     evaluate.add_argument("--ensemble", type=int, default=1, metavar="N", help=several)
     out = "the report, needed for images; an HTML page and a picture are written next to it; none may exist yet"
-    evaluate.add_argument("--out", type=Path, metavar="FILE.json", help=out)
+    evaluate.add_argument("--out", type=given_path, metavar="FILE.json", help=out)
     add_device(evaluate)
 
 
@@ -213,7 +224,7 @@ def _serve(subparsers: Subparsers) -> None:
     )
     serve.add_argument("--model", action="append", metavar="[NAME=]DIR", help="bundle to serve; may be repeated")
     where = "YAML file with these and further settings (see docs/serving.md); default: $RAPID_SERVE_SETTINGS"
-    serve.add_argument("--settings", type=Path, metavar="FILE", help=where)
+    serve.add_argument("--settings", type=given_path, metavar="FILE", help=where)
     serve.add_argument(
         "--host",
         help="address to listen on; default: 127.0.0.1; other machines need tokens (see rapid token) or --open",
@@ -249,7 +260,7 @@ def _token(subparsers: Subparsers) -> None:
 
 def _info(subparsers: Subparsers) -> None:
     info = add_command(subparsers, "info", "info:info", "show the contents of a bundle")
-    info.add_argument("path", type=Path, metavar="DIR", help="bundle")
+    info.add_argument("path", type=given_path, metavar="DIR", help="bundle")
     info.add_argument(
         "--verify",
         action="store_true",
@@ -262,10 +273,14 @@ def _ledger(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("ledger", help=description, description=description, allow_abbrev=False)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = add_command(actions, "show", "ledger:show", "show the privacy spent on each data set")
-    show.add_argument("dataset", nargs="?", metavar="DATASET", help="account or path of the images; default: all")
+    show.add_argument(
+        "dataset", nargs="?", type=given, metavar="DATASET", help="account or path of the images; default: all"
+    )
     add_json(show)
     limit = add_command(actions, "limit", "ledger:limit", "limit the privacy that may be spent on a data set")
-    limit.add_argument("dataset", metavar="DATASET", help="path of the images, or an account of rapid ledger show")
+    limit.add_argument(
+        "dataset", type=given, metavar="DATASET", help="path of the images, or an account of rapid ledger show"
+    )
     limit.add_argument(
         "--epsilon", type=float, required=True, metavar="E", help="the most that all runs together may spend"
     )
@@ -298,12 +313,12 @@ def _audit(subparsers: Subparsers) -> None:
     audit.add_argument(
         "--confidence", type=float, default=0.95, metavar="P", help="confidence level of all bounds; default: 0.95"
     )
-    audit.add_argument("--base", type=Path, metavar="DIR", help="public bundle whose networks are trained")
+    audit.add_argument("--base", type=given_path, metavar="DIR", help="public bundle whose networks are trained")
     whole = "run the whole private stage, as train-private does, on canary images instead"
     audit.add_argument("--end-to-end", action="store_true", help=whole)
     audit.add_argument("--method", metavar="NAME", help="with --end-to-end: one that needs no --base")
     canaries = "with --end-to-end: public images, not in --base, to use as canaries; default: random pixels"
-    audit.add_argument("--images", type=Path, metavar="PATH", help=canaries)
+    audit.add_argument("--images", type=given_path, metavar="PATH", help=canaries)
     strict = "exit with 1 if there are too few canaries to refute the claim"
     audit.add_argument("--require-conclusive", action="store_true", help=strict)
     audit.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help=f"with --end-to-end: {DEVICE}")
@@ -314,45 +329,48 @@ def _audit(subparsers: Subparsers) -> None:
 def _release(subparsers: Subparsers) -> None:
     words = "decide by a policy whether a private bundle may be released, and write a signed report; or verify one"
     release = add_command(subparsers, "release", "release:release", words)
-    release.add_argument("--model", type=Path, metavar="DIR", help="private bundle")
+    release.add_argument("--model", type=given_path, metavar="DIR", help="private bundle")
     release.add_argument(
-        "--policy", type=Path, metavar="FILE.yaml", help="policy that the model must meet; see examples/policy.yaml"
+        "--policy",
+        type=given_path,
+        metavar="FILE.yaml",
+        help="policy that the model must meet; see examples/policy.yaml",
     )
-    release.add_argument("--out", type=Path, metavar="DIR", help="new folder for the report")
+    release.add_argument("--out", type=given_path, metavar="DIR", help="new folder for the report")
     private = "its training images, for their ledger account and the noisy count of near-copies"
-    release.add_argument("--private", type=Path, metavar="PATH", help=private)
+    release.add_argument("--private", type=given_path, metavar="PATH", help=private)
     add_private_set(release)
     add_units(release)
     add_ledger_file(release)
     synthetic = release.add_mutually_exclusive_group()
     given = "synthetic images of the model; default: new ones are drawn"
-    synthetic.add_argument("--synthetic", type=Path, metavar="PATH", help=given)
+    synthetic.add_argument("--synthetic", type=given_path, metavar="PATH", help=given)
     drawn = "number of images to draw; default: copies.min_synthetic of the policy"
     synthetic.add_argument("--count", type=int, metavar="N", help=drawn)
     release.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the drawn images; default: 0")
     members = "canaries that were in the training set; the report is not private for them"
-    release.add_argument("--members", type=Path, metavar="PATH", help=members)
+    release.add_argument("--members", type=given_path, metavar="PATH", help=members)
     others = "canaries from the same source that were not, chosen at random"
-    release.add_argument("--non-members", type=Path, metavar="PATH", help=others)
+    release.add_argument("--non-members", type=given_path, metavar="PATH", help=others)
     public = "images like the private ones, but not private, which set the distance of near-copies; may be repeated; "
     public += "default: --non-members"
-    release.add_argument("--public", type=Path, action="append", default=[], metavar="PATH", help=public)
+    release.add_argument("--public", type=given_path, action="append", default=[], metavar="PATH", help=public)
     audit = "output of an earlier rapid audit --json; default: an audit is run, which takes some minutes"
-    release.add_argument("--audit", type=Path, metavar="FILE.json", help=audit)
+    release.add_argument("--audit", type=given_path, metavar="FILE.json", help=audit)
     epsilon = "epsilon of the count of near-copies; default, and at most: copies.epsilon of the policy"
     release.add_argument("--epsilon", type=float, metavar="E", help=epsilon)
-    release.add_argument("--key", type=Path, metavar="FILE.pem", help="private key that signs the report")
+    release.add_argument("--key", type=given_path, metavar="FILE.pem", help="private key that signs the report")
     verify = "check a signed report with --public-key; with --model and --policy also that it belongs to them"
     check = release.add_argument_group("to verify a report")
-    check.add_argument("--verify", type=Path, metavar="DIR", help=verify)
-    check.add_argument("--public-key", type=Path, metavar="FILE.pub", help="public key of the report's signer")
+    check.add_argument("--verify", type=given_path, metavar="DIR", help=verify)
+    check.add_argument("--public-key", type=given_path, metavar="FILE.pub", help="public key of the report's signer")
     new = "make a key pair: FILE.pem, and the public key FILE.pub"
-    release.add_argument_group("to make a key").add_argument("--new-key", type=Path, metavar="FILE.pem", help=new)
+    release.add_argument_group("to make a key").add_argument("--new-key", type=given_path, metavar="FILE.pem", help=new)
     add_training(release)
 
 
 def _demo(subparsers: Subparsers) -> None:
     words = "build, train, generate: all stages on small real images that ship with rapid"
     demo = add_command(subparsers, "demo", "demo:demo", words)
-    demo.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
+    demo.add_argument("--out", type=given_path, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
     add_device(demo)

@@ -1,8 +1,15 @@
 """Errors of usage: one line on stderr that names the argument, exit code 2, nothing on stdout."""
 
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
 import pytest
 
 from rapid.cli import main
+from rapid.cli.arguments import given_path
+from rapid.cli.parser import build_parser
 
 
 @pytest.mark.parametrize(
@@ -40,3 +47,41 @@ def test_values_of_several_lines_are_one_line(capfd: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         main(["generate", "--model", "m", "--out", "a", "--count", "1\n2"])
     assert capfd.readouterr().err == "rapid: --count 1\\n2: must be a whole number; see rapid generate --help\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["train-private", "--private", "", "--epsilon", "1", "--out", "o"], "--private"),
+        (["train-private", "--private", "p", "--epsilon", "1", "--out", ""], "--out"),
+        (["build-kb", "--public", "a", "--public", "", "--out", "o"], "--public"),
+        (["generate", "--model=", "--count", "1", "--out", "o"], "--model"),
+        (["evaluate", "--real", " ", "--out", "o.json"], "--real"),
+        (["info", ""], "DIR"),
+        (["ledger", "show", ""], "DATASET"),
+        (["ledger", "limit", "", "--epsilon", "1", "--delta", "1e-5"], "DATASET"),
+        (["ledger", "verify", "--ledger", ""], "--ledger"),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(
+    command: list[str], name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Such as a variable of the shell that was never set."""
+    with pytest.raises(SystemExit) as caught:
+        main(command)
+    out, err = capfd.readouterr()
+    assert (caught.value.code, out) == (2, "")
+    words = "ledger " + command[1] if command[0] == "ledger" else command[0]
+    assert err == f"rapid: {name}: is empty; give a path; see rapid {words} --help\n"
+
+
+def test_no_argument_takes_an_empty_path() -> None:
+    parsers: list[argparse.ArgumentParser] = [build_parser()]
+    kinds = set()
+    for parser in parsers:
+        for action in parser._actions:
+            kinds.add(action.type)
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+    assert given_path in kinds
+    assert Path not in kinds
