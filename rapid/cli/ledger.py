@@ -77,7 +77,8 @@ def limit(options: argparse.Namespace) -> None:
     account = _account(ledger, _entries(ledger), options)
     found = set_limit(ledger, account, Limit(options.epsilon, options.delta))
     limited = f"epsilon {as_typed(options.epsilon)} spent at delta {as_typed(options.delta)}"
-    print(f"data set {account}: {rounded_up(found.epsilon, 4)} of {limited}")
+    full = "; nothing more will be admitted" if found.epsilon >= options.epsilon else ""
+    print(f"data set {account}: {rounded_up(found.epsilon, 4)} of {limited}{full}")
 
 
 def verify(options: argparse.Namespace) -> None:

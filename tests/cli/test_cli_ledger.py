@@ -163,6 +163,18 @@ def test_nothing_is_spent_at_the_default_place_before_the_first_run(
     assert not ledger.parent.exists()
 
 
+def test_a_limit_below_what_was_spent_says_that_it_admits_nothing(
+    ledger: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Charge(Ledger(ledger), "a" * 32, "run", ASKED).begin([counted(8.0)])
+    for epsilon, full in (("0.2", True), ("1000", False)):
+        command = ["ledger", "limit", "a" * 32, "--epsilon", epsilon, "--delta", "1e-5", "--ledger", str(ledger)]
+        assert main(command) == 0
+        told = capfd.readouterr().out
+        assert f"of epsilon {epsilon} spent at delta 1e-05" in told
+        assert told.endswith("; nothing more will be admitted\n") == full
+
+
 @pytest.mark.parametrize("command", ["verify", "show"])
 def test_lines_that_were_all_removed_are_missed(ledger: Path, command: str, capfd: pytest.CaptureFixture[str]) -> None:
     Charge(Ledger(ledger), "a" * 32, "run", ASKED).begin([counted(8.0)])
