@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rapid.errors import InputError
+from rapid.files import check_name
 
 
 def check_outside(out: Path, images: Path, field: str) -> None:
@@ -16,8 +17,9 @@ def check_outside(out: Path, images: Path, field: str) -> None:
         field: name of the argument that gave it.
 
     Raises:
-        InputError: see above.
+        InputError: see above; or `out` is too long a name.
     """
+    check_name(out, "out")
     if not images.is_dir():
         return
     real = out.resolve()
