@@ -100,6 +100,8 @@ def component_hash(folder: Path) -> str:
 def copy_component(source: Path, target: Path, copy_file: Callable[[Path, Path], object]) -> None:
     """Copy what a component's hash covers: not hidden files, nor others than those that its manifest names.
 
+    Its folders keep their times and rights.
+
     Args:
         source: its folder.
         target: a folder that is made where it is missing.
@@ -117,6 +119,9 @@ def copy_component(source: Path, target: Path, copy_file: Callable[[Path, Path],
     for name in names:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         copy_file(source / name, target / name)
+    # times, as those of files that are linked
+    for folder in {Path(), *(parent for name in names for parent in Path(name).parents)}:
+        shutil.copystat(source / folder, target / folder)
 
 
 def listed_files(manifest: Path) -> dict[str, str]:

@@ -117,8 +117,9 @@ def test_warm_up_on_public_latents_needs_a_base_that_keeps_some(
         )
 
     with pytest.raises(InputError, match="keeps no latents of public images"):
-        # before any private image is read
-        train(public_bundle, tmp_path / "refused", tmp_path / "absent.npz")
+        # before any private image is read: there is none in the file
+        (tmp_path / "empty.npz").touch()
+        train(public_bundle, tmp_path / "refused", tmp_path / "empty.npz")
     assert not (tmp_path / "refused").exists()
     base = build_public_bundle([letters], tmp_path / "base", settings, CPU, resume=False)
     examples = base.component("subspace", Subspace).examples
