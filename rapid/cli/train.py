@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -49,12 +50,8 @@ def plan(options: argparse.Namespace) -> None:
     if not isinstance(numbers_of, DpSgdSettings):
         field = "base" if base else "method" if options.preset is None else "preset"
         raise InputError(field, f"{method.name} has no batches and steps to compare")
-    for field, numbers in (("batch", options.batch), ("steps", options.steps)):
-        if any(number < 1 for number in numbers):
-            raise InputError(field, "must be at least 1", min(numbers))
     epsilons = options.epsilon or [1.0, 10.0]
-    for epsilon in epsilons:
-        check_privacy(epsilon, options.delta)
+    _check_plan(options, epsilons)
     images = None if options.private is None else private_images(options).load(settings.image)
     if images is not None:
         check_colours(images, settings, base)
@@ -102,6 +99,19 @@ def plan(options: argparse.Namespace) -> None:
         print(json.dumps(common | {"plans": rows}, indent=2))
     else:
         _print_plan(settings, facts, common, rows)
+
+
+def _check_plan(options: argparse.Namespace, epsilons: Sequence[float]) -> None:
+    """Refuse arguments that are wrong whatever the images are, before they are read.
+
+    Raises:
+        InputError: see above.
+    """
+    for field, numbers in (("batch", options.batch), ("steps", options.steps)):
+        if any(number < 1 for number in numbers):
+            raise InputError(field, "must be at least 1", min(numbers))
+    for epsilon in epsilons:
+        check_privacy(epsilon, options.delta)
 
 
 def _print_plan(
